@@ -1,0 +1,54 @@
+# Every target sets up the virtual environment first if it is missing or out of date.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help book test notebooks serve lint bench measure look clean
+
+help: ## list these targets
+	@echo "The Physics of LLM Serving. Targets:"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+	@echo "Variables: PYTHON=python3.12 (interpreter), NB=chapters/02_the_roofline (one notebook), REFRESH=1 (measure anew)"
+
+.venv/.stamp: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Error: Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@echo "==> Setting up .venv from constraints.txt (a minute or more, 1.3 GB on disk with the CPU build of torch)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	@touch $@
+
+book: .venv/.stamp ## build the book into _build/html
+	@echo "==> Building the book"
+	@$(BIN)/python -m jupyter_book build -W -n --keep-going --quiet .
+	@echo "==> Built: open _build/html/index.html, or run: make serve"
+
+test: .venv/.stamp ## lint, types, unit tests, every notebook cell, the book and its links
+	@$(BIN)/python tools/run_tests.py
+
+notebooks: .venv/.stamp ## run the chapters and store their outputs (NB=..., REFRESH=1)
+	@echo "==> Running the notebooks"
+	@$(BIN)/python tools/notebooks.py $(if $(REFRESH),--refresh) $(NB)
+
+serve: book ## build the book and serve it on this machine
+	@echo "==> Serving the book on http://127.0.0.1:8000 (Ctrl-C stops it)"
+	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html 8000
+
+lint: .venv/.stamp ## style, spelling and types only
+	@$(BIN)/python tools/run_tests.py lint
+
+bench: .venv/.stamp ## measure our own code against its roofs
+	@echo "==> Running the benchmarks"
+	@$(BIN)/python benchmarks/run.py
+
+measure: .venv/.stamp ## measure this machine and store a record
+	@echo "==> Measuring this machine"
+	@$(BIN)/python -m servelab.measure
+
+look: book ## screenshots of every page, wide and narrow, light and dark (needs Chromium)
+	@echo "==> Taking screenshots into _build/look"
+	@$(BIN)/python tools/look.py _build/html _build/look
+
+clean: ## remove what was built; keep .venv
+	@echo "==> Removing build products"
+	@rm -rf _build .pytest_cache .mypy_cache .ruff_cache .hypothesis .jupyter_cache
