@@ -13,7 +13,7 @@ help: ## list these targets
 .venv/.stamp: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Error: Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Try: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
-	@echo "==> Setting up .venv from constraints.txt (a minute or more, 1.3 GB on disk with the CPU build of torch)"
+	@echo "==> Setting up .venv from constraints.txt (a minute or more, 3 GB on disk)"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
 	@touch $@
