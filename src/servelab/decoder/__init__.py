@@ -1,0 +1,5 @@
+"""The decoder in torch: a dense one first, the oracle for everything that is faster."""
+
+from servelab.decoder.dense import DenseCache, DenseDecoder, greedy
+
+__all__ = ["DenseCache", "DenseDecoder", "greedy"]

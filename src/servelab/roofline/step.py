@@ -1,0 +1,103 @@
+"""The cost of one step of a model: a list of (new, cached) tokens, one pair per sequence.
+
+Models: prefill, decode, chunked prefill, prefix hits and their mixtures, all as one list. (1, 2048)
+is one token behind 2,048 cached ones; (2048, 0) is a prompt of 2,048 tokens.
+
+Assumes: the linear layers see the tokens of all sequences as rows of one matrix, so weights are
+read once per step; attention is fused, one launch per layer for the whole batch.
+
+Ignores: padding, sampling, and what `servelab.roofline.operators` ignores.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from servelab.models import Linear, ModelSpec
+from servelab.roofline.cost import Cost, Operator
+from servelab.roofline.operators import attention, embedding, kv_append, matmul
+from servelab.units import check_count
+
+Step = Sequence[tuple[int, int]]
+
+
+def step_cost(
+    spec: ModelSpec,
+    step: Step,
+    logits: Literal["last", "all"] | Sequence[int] = "last",
+    weight_dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    activation_dtype: str = "bf16",
+) -> Cost:
+    """Return the work and traffic of one step, kept by operator.
+
+    Parameters: ``step`` one (new tokens, cached tokens) pair per sequence; ``logits`` the rows that
+    reach lm_head: "last" one per sequence, "all" one per new token, or a count per sequence; dtypes
+    of weights, cache and activations.
+    Raises: ``TypeError``, ``ValueError`` for an empty step, bad counts, or unknown dtypes.
+
+    >>> from servelab import models
+    >>> cost = step_cost(models.get("llama-3-8b"), [(1, 2048)] * 64)
+    >>> round(cost.intensity, 1), sorted(cost.by_name())[:3]
+    (31.6, ['attention', 'down_proj', 'embedding'])
+    """
+    pairs = _checked(step)
+    rows = sum(new for new, _ in pairs)
+    lookups = 2 if spec.position_rows else 1  # a learned position is one more row per token
+
+    def linear(matrix: Linear, rows: int) -> Cost:
+        return matmul(rows, matrix.d_in, matrix.d_out, weight_dtype, activation_dtype, matrix.bias)
+
+    operators = [
+        Operator(
+            "embedding", embedding(rows, spec.hidden_size, weight_dtype, activation_dtype), lookups
+        )
+    ]
+    for layer, count in spec.layer_counts.items():
+        before, after = layer.attention.linears(spec.hidden_size)
+        heads = attention(layer.attention, pairs, spec.window(layer), kv_dtype, activation_dtype)
+        operators += [
+            Operator(before.name, linear(before, rows), count),
+            Operator(
+                "kv_append", kv_append(layer.attention, rows, kv_dtype, activation_dtype), count
+            ),
+            Operator("attention", heads, count),
+            Operator(after.name, linear(after, rows), count),
+            *(
+                Operator(m.name, linear(m, rows), count)
+                for m in layer.mlp.linears(spec.hidden_size)
+            ),
+        ]
+    logit_rows = _logit_rows(logits, pairs)
+    if logit_rows:
+        operators.append(Operator(spec.lm_head.name, linear(spec.lm_head, logit_rows)))
+    return Cost.total(operators)
+
+
+def _checked(step: Step) -> list[tuple[int, int]]:
+    if not step:
+        raise ValueError("a step needs at least one (new tokens, cached tokens) pair, got none")
+    for pair in step:
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise ValueError(f"a step is a list of (new tokens, cached tokens) pairs, got {pair!r}")
+    return [
+        (check_count("new tokens", new), check_count("cached tokens", cached, minimum=0))
+        for new, cached in step
+    ]
+
+
+def _logit_rows(
+    logits: Literal["last", "all"] | Sequence[int], pairs: list[tuple[int, int]]
+) -> int:
+    """Return the rows that lm_head multiplies."""
+    if isinstance(logits, str):
+        if logits not in ("last", "all"):
+            raise ValueError(
+                f"logits must be 'last', 'all' or one count per sequence, got {logits!r}"
+            )
+        return len(pairs) if logits == "last" else sum(new for new, _ in pairs)
+    if not isinstance(logits, Sequence) or len(logits) != len(pairs):
+        raise ValueError(f"logits must be 'last', 'all' or one count per sequence, got {logits!r}")
+    for count, (new, _) in zip(logits, pairs, strict=True):
+        if check_count("logits", count, minimum=0) > new:
+            raise ValueError(f"logits asks for {count} rows of a sequence with {new} new tokens")
+    return sum(logits)

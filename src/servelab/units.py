@@ -1,0 +1,302 @@
+"""Bytes, tokens, FLOP and seconds: reading them, checking them, and turning them into text.
+
+Models: the SI and binary prefixes of the field, the size of each number format, and the
+check that a count really is a count. Every other room prints through this one.
+
+Assumes: GB is 10^9 bytes and GiB is 2^30 bytes, always; bandwidth is decimal; token suffixes are
+vLLM's (k, m are 10^3, 10^6; K, M are 2^10, 2^20).
+
+Ignores: the scale factors that a quantised format stores beside its elements.
+"""
+
+import math
+import re
+from numbers import Integral, Real
+
+KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
+KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
+
+#: Bits of one element of each number format.
+DTYPE_BITS = {
+    "fp64": 64,
+    "fp32": 32,
+    "bf16": 16,
+    "fp16": 16,
+    "fp8": 8,
+    "int8": 8,
+    "int4": 4,
+    "fp4": 4,
+}
+
+_BINARY_UNITS = {"B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB, "TiB": TiB}
+_DECIMAL_UNITS = {"B": 1, "kB": KB, "MB": MB, "GB": GB, "TB": TB}
+_SI_PREFIXES = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18, "Z": 21}
+_TOKEN_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
+_TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+# --- checks -------------------------------------------------------------------------------------
+
+
+def check_count(name: str, value: object, minimum: int = 1) -> int:
+    """Return ``value`` if it is a whole number of things, at least ``minimum``.
+
+    Parameters: ``name`` for the error message; ``value`` to check; ``minimum`` allowed.
+    Raises: ``TypeError`` for a bool, a float or a non-number; ``ValueError`` below ``minimum``.
+
+    >>> check_count("tokens", 2048)
+    2048
+    >>> check_count("tokens", 2.5)
+    Traceback (most recent call last):
+    ...
+    TypeError: tokens must be an int, got 2.5 (float)
+    >>> check_count("tokens", 0)
+    Traceback (most recent call last):
+    ...
+    ValueError: tokens must be at least 1, got 0
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be an int, got {value!r} ({type(value).__name__})")
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value}")
+    return int(value)
+
+
+def check_positive(name: str, value: object) -> float:
+    """Return ``value`` as a float if it is a finite number greater than zero.
+
+    Raises: ``TypeError`` for a bool or a non-number; ``ValueError`` for zero, negative, NaN, inf.
+
+    >>> check_positive("bandwidth", 3.35e12)
+    3350000000000.0
+    >>> check_positive("bandwidth", float("nan"))
+    Traceback (most recent call last):
+    ...
+    ValueError: bandwidth must be finite and greater than 0, got nan
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
+    if not math.isfinite(value) or value <= 0:
+        raise ValueError(f"{name} must be finite and greater than 0, got {value}")
+    return float(value)
+
+
+def dtype_bits(dtype: str) -> int:
+    """Return the bits of one element of ``dtype``.
+
+    Raises: ``ValueError`` for a format that is not in ``DTYPE_BITS``.
+
+    >>> dtype_bits("bf16"), dtype_bits("int4")
+    (16, 4)
+    >>> dtype_bits("float16")
+    Traceback (most recent call last):
+    ...
+    ValueError: unknown dtype 'float16'; known: bf16, fp16, fp32, fp4, fp64, fp8, int4, int8
+    """
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(sorted(DTYPE_BITS))}")
+    return DTYPE_BITS[dtype]
+
+
+def size_bytes(elements: int, dtype: str) -> int:
+    """Return the bytes of ``elements`` numbers in ``dtype``, rounded up to a whole byte.
+
+    Raises: as ``check_count`` and ``dtype_bits``.
+
+    >>> size_bytes(4096, "bf16"), size_bytes(3, "int4")
+    (8192, 2)
+    """
+    return -(-check_count("elements", elements, minimum=0) * dtype_bits(dtype) // 8)
+
+
+# --- numbers to text ----------------------------------------------------------------------------
+
+
+def format_count(value: int) -> str:
+    """Return a count with thousands separators.
+
+    >>> format_count(8190735360)
+    '8,190,735,360'
+    """
+    return f"{value:,}"
+
+
+def format_bytes(value: float, unit: str | None = None, digits: int = 2) -> str:
+    """Return a size with its unit, in the unit asked for or in the largest binary one that fits.
+
+    Parameters: ``value`` in bytes; ``unit`` one of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB;
+    ``digits`` after the point (none for whole numbers of the unit below 10,000).
+    Raises: ``ValueError`` for another unit.
+
+    >>> format_bytes(16060522496, "GB"), format_bytes(16060522496, "GiB")
+    ('16.06 GB', '14.96 GiB')
+    >>> format_bytes(147456), format_bytes(80 * GiB), format_bytes(100)
+    ('144 KiB', '80 GiB', '100 B')
+    """
+    if unit is None:
+        unit = next(
+            (u for u in ("TiB", "GiB", "MiB", "KiB") if abs(value) >= _BINARY_UNITS[u]), "B"
+        )
+    scale = _BINARY_UNITS.get(unit) or _DECIMAL_UNITS.get(unit)
+    if scale is None:
+        raise ValueError(
+            f"unknown unit {unit!r}; known: {', '.join({**_BINARY_UNITS, **_DECIMAL_UNITS})}"
+        )
+    scaled = value / scale
+    whole = scaled == int(scaled) and abs(scaled) < 10_000
+    return f"{scaled:,.0f} {unit}" if whole else f"{scaled:,.{digits}f} {unit}"
+
+
+def _format_si(value: float, unit: str, digits: int = 3) -> str:
+    """Return ``value`` with ``digits`` significant digits and an SI prefix."""
+    if value == 0:
+        return f"0 {unit}"
+    rounded = float(f"{value:.{digits - 1}e}")  # so that 999.96 becomes 1 k, not 1000
+    prefix = max(
+        (p for p, e in _SI_PREFIXES.items() if abs(rounded) >= 10**e),
+        key=_SI_PREFIXES.__getitem__,
+        default="",
+    )
+    scaled = rounded / 10 ** _SI_PREFIXES[prefix]
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(scaled))))
+    return f"{scaled:.{decimals}f} {prefix}{unit}"
+
+
+def format_flop(value: float) -> str:
+    """Return an amount of work, in FLOP with an SI prefix.
+
+    >>> format_flop(15009316864)
+    '15.0 GFLOP'
+    """
+    return _format_si(value, "FLOP")
+
+
+def format_flop_rate(value: float) -> str:
+    """Return a compute rate, in FLOP/s with an SI prefix.
+
+    >>> format_flop_rate(989e12)
+    '989 TFLOP/s'
+    """
+    return _format_si(value, "FLOP/s")
+
+
+def format_bandwidth(value: float) -> str:
+    """Return a memory rate, in decimal bytes per second.
+
+    >>> format_bandwidth(3.35e12)
+    '3.35 TB/s'
+    """
+    return _format_si(value, "B/s")
+
+
+def format_seconds(value: float, digits: int = 3) -> str:
+    """Return a time with ``digits`` significant digits, in s, ms, µs or ns.
+
+    >>> format_seconds(0.00448), format_seconds(90.4), format_seconds(0.0)
+    ('4.48 ms', '90.4 s', '0 s')
+    """
+    if value == 0:
+        return "0 s"
+    rounded = float(f"{value:.{digits - 1}e}")
+    unit = next((u for u in ("s", "ms", "µs") if abs(rounded) >= _TIME_UNITS[u]), "ns")
+    scaled = rounded / _TIME_UNITS[unit]
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(scaled))))
+    return f"{scaled:,.{decimals}f} {unit}"
+
+
+def format_tokens(value: int) -> str:
+    """Return a number of tokens, with K (2^10) only where it is exact.
+
+    >>> format_tokens(32768), format_tokens(5632), format_tokens(1000)
+    ('32K', '5,632', '1,000')
+    """
+    return f"{value // KiB}K" if value >= 8 * KiB and value % KiB == 0 else f"{value:,}"
+
+
+def table(rows: list[list[object]], header: list[str]) -> str:
+    """Return rows as a plain-text table: text flush left, numbers flush right.
+
+    Parameters: ``rows`` of cells (an int gets thousands separators, other cells ``str``);
+    ``header`` one title per column.
+    Raises: ``ValueError`` where a row's length differs from the header's.
+
+    >>> print(table([["llama-3-8b", 131072], ["qwen3-8b", 147456]], ["model", "B/token"]))
+    model       B/token
+    ----------  -------
+    llama-3-8b  131,072
+    qwen3-8b    147,456
+    """
+    for row in rows:
+        if len(row) != len(header):
+            raise ValueError(f"row {row!r} has {len(row)} cells, the header has {len(header)}")
+    texts = [
+        [f"{c:,}" if isinstance(c, int) and not isinstance(c, bool) else str(c) for c in r]
+        for r in rows
+    ]
+    widths = [max(len(line[i]) for line in [header, *texts]) for i in range(len(header))]
+    numeric = [all(re.match(r"^[-+~≥≤]?[\d.,]+", r[i]) for r in texts) for i in range(len(header))]
+
+    def line(cells: list[str]) -> str:
+        padded = (
+            c.rjust(w) if n else c.ljust(w) for c, w, n in zip(cells, widths, numeric, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    return "\n".join([line(header), line(["-" * w for w in widths]), *map(line, texts)])
+
+
+# --- text to numbers ----------------------------------------------------------------------------
+
+
+def _parse(text: str, factors: dict[str, float], what: str, example: str) -> float:
+    match = re.fullmatch(r"\s*(\d[\d,_]*(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-zµ]*)\s*", str(text))
+    if match is None or match.group(2) not in factors:
+        raise ValueError(f"cannot read {text!r} as {what}; write it like {example}")
+    return float(re.sub("[,_]", "", match.group(1))) * factors[match.group(2)]
+
+
+def _whole(value: float, text: str, what: str) -> int:
+    if value != int(value):
+        raise ValueError(f"{text!r} is not a whole number of {what}")
+    return int(value)
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes that a size with its unit names; the unit may not be left out.
+
+    Raises: ``ValueError`` where number or unit cannot be read, or the result is not whole.
+
+    >>> parse_bytes("16 GiB"), parse_bytes("80GB")
+    (17179869184, 80000000000)
+    """
+    return _whole(
+        _parse(text, {**_BINARY_UNITS, **_DECIMAL_UNITS}, "a size", "16 GiB or 80 GB"),
+        text,
+        "bytes",
+    )
+
+
+def parse_tokens(text: str) -> int:
+    """Return the tokens that a count with vLLM's suffixes names.
+
+    Raises: ``ValueError`` where it cannot be read or is not whole.
+
+    >>> parse_tokens("32K"), parse_tokens("32k"), parse_tokens("1.5K"), parse_tokens("8,192")
+    (32768, 32000, 1536, 8192)
+    """
+    return _whole(
+        _parse(text, dict(_TOKEN_SUFFIXES), "a number of tokens", "8192, 32K or 100k"),
+        text,
+        "tokens",
+    )
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds that a time with its unit names; the unit may not be left out.
+
+    Raises: ``ValueError`` where it cannot be read.
+
+    >>> parse_seconds("50ms"), parse_seconds("2 s")
+    (0.05, 2.0)
+    """
+    return _parse(text, _TIME_UNITS, "a time", "50ms or 2s")
