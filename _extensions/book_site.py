@@ -1,0 +1,73 @@
+"""What the site needs beyond Jupyter Book's own settings.
+
+Three hooks, each for one thing that a setting in ``_config.yml`` cannot say:
+
+- theme options are added one by one, because setting ``html_theme_options`` there would replace
+  all that Jupyter Book derives (repository and launch links);
+- scripts that the theme adds twice, and those that would be fetched from another host, are dropped;
+- the copied MathJax is cut down to what an HTML page with TeX can load.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+from sphinx.config import Config
+
+# Relative to the copied MathJax: TeX in, HTML and CSS out, the menu and its aids to accessibility.
+MATHJAX_KEPT = ("tex-chtml.js", "input/tex", "output/chtml/fonts", "ui", "a11y", "sre")
+
+
+def set_theme_options(app: Sphinx, config: Config) -> None:
+    """Add our theme options; without a repository address, no link may point to one.
+
+    The edit button stays off: it would open the generated notebook, not its Markdown source.
+    """
+    options = config.html_theme_options
+    options.setdefault("navbar_persistent", [])  # else this theme shows a second search field
+    options.setdefault("show_toc_level", 2)
+    has_address = bool(options.get("repository_url"))
+    options["use_repository_button"] = has_address
+    options["use_issues_button"] = has_address
+    if not has_address:
+        options["launch_buttons"] = {}
+        options.pop("repository_url", None)
+
+
+def clean_scripts(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Keep one copy of each script of a page, and none of another host or of thebe."""
+    seen: set[str] = set()
+    kept = []
+    for script in context.get("script_files", []):
+        name = str(getattr(script, "filename", script) or "")
+        body = str(getattr(script, "attributes", {}).get("body", ""))
+        if "://" in name or "thebe" in (name + body).lower() or name + body in seen:
+            continue
+        seen.add(name + body)
+        kept.append(script)
+    context["script_files"] = kept
+
+
+def prune_mathjax(app: Sphinx, error: Exception | None) -> None:
+    """Delete the parts of the copied MathJax that no page can load."""
+    root = Path(app.outdir, "_static", "mathjax")
+    if error is not None or not root.is_dir():
+        return
+    kept = [root / name for name in MATHJAX_KEPT]
+    for path in sorted(root.rglob("*")):
+        needed = any(path == k or k in path.parents or path in k.parents for k in kept)
+        if needed or not path.exists():
+            continue
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("config-inited", set_theme_options, priority=100)  # before the theme reads them
+    app.connect("html-page-context", clean_scripts, priority=900)  # after every extension added its
+    app.connect("build-finished", prune_mathjax, priority=900)  # after the copy
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
