@@ -34,7 +34,7 @@ class Accelerator:
     """One chip and the peaks of its data sheet.
 
     Parameters: ``dense_flop_per_second`` peak rate by dtype, in FLOP/s; ``memory_bytes`` capacity
-    of the device memory; ``bandwidth_bytes_per_second`` its peak bandwidth; ``visible_memory_bytes``
+    of the device memory; ``bandwidth_bytes_per_second`` its peak rate; ``visible_memory_bytes``
     what the driver leaves to programs, where known; ``link_bytes_per_second`` to other chips, per
     direction; ``sources`` by field (``dense_flop_per_second.bf16``); ``trap`` and ``note`` for
     readers of data sheets.

@@ -60,7 +60,7 @@ class _Keys:
         return self.count(key)
 
     def flag(self, key: str, otherwise: bool, rule: str) -> bool:
-        """Return true or false, or ``otherwise`` by a stated ``rule`` where it is absent or null."""
+        """Return true or false; absent or null: ``otherwise``, by a stated ``rule``."""
         value = self._config.get(key)
         if value is None:
             self.provenance[key] = rule

@@ -89,15 +89,14 @@ def _logit_rows(
     logits: Literal["last", "all"] | Sequence[int], pairs: list[tuple[int, int]]
 ) -> int:
     """Return the rows that lm_head multiplies."""
-    if isinstance(logits, str):
-        if logits not in ("last", "all"):
-            raise ValueError(
-                f"logits must be 'last', 'all' or one count per sequence, got {logits!r}"
-            )
-        return len(pairs) if logits == "last" else sum(new for new, _ in pairs)
-    if not isinstance(logits, Sequence) or len(logits) != len(pairs):
+    if logits == "last":
+        return len(pairs)
+    if logits == "all":
+        return sum(new for new, _ in pairs)
+    if isinstance(logits, str) or len(logits) != len(pairs):
         raise ValueError(f"logits must be 'last', 'all' or one count per sequence, got {logits!r}")
-    for count, (new, _) in zip(logits, pairs, strict=True):
-        if check_count("logits", count, minimum=0) > new:
+    rows = [check_count("logits", count, minimum=0) for count in logits]
+    for count, (new, _) in zip(rows, pairs, strict=True):
+        if count > new:
             raise ValueError(f"logits asks for {count} rows of a sequence with {new} new tokens")
-    return sum(logits)
+    return sum(rows)
