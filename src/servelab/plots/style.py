@@ -35,8 +35,7 @@ _RC = {
     "figure.facecolor": "white",
     "axes.facecolor": "white",
     "savefig.facecolor": "white",
-    "figure.dpi": 110,
-    "savefig.dpi": 110,
+    "figure.dpi": 160,  # 1,152 pixels for 7.2 inches: sharp on a dense screen
     "font.size": 10.5,
     "axes.titlesize": 11.5,
     "axes.labelsize": 10.5,
@@ -60,7 +59,7 @@ _RC = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw everything inside the ``with`` block in the book's style; global settings stay as they are."""
+    """Draw what is inside the ``with`` block in the book's style; global settings stay as they are."""
     with plt.rc_context(_RC):
         yield
 
