@@ -59,7 +59,7 @@ _RC = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw what is inside the ``with`` block in the book's style; global settings stay as they are."""
+    """Draw inside the ``with`` block in the book's style; global settings stay as they are."""
     with plt.rc_context(_RC):
         yield
 
