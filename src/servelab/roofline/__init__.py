@@ -10,7 +10,7 @@ from servelab.roofline.operators import (
     kv_append,
     matmul,
 )
-from servelab.roofline.step import Step, step_cost
+from servelab.roofline.step import Step, generation_steps, step_cost
 
 __all__ = [
     "Bound",
@@ -21,6 +21,7 @@ __all__ = [
     "attention",
     "causal_pairs",
     "embedding",
+    "generation_steps",
     "keys_read",
     "kv_append",
     "matmul",

@@ -73,6 +73,29 @@ def step_cost(
     return Cost.total(operators)
 
 
+def generation_steps(
+    prompt_tokens: int, new_tokens: int, cached: bool = True
+) -> list[list[tuple[int, int]]]:
+    """Return the steps that generate tokens after a prompt, one token per step.
+
+    The first step reads the prompt and yields the first token; the last token is never read.
+
+    Parameters: ``prompt_tokens``, ``new_tokens`` from 1; ``cached`` False: without a KV cache, each
+    step reads the whole sequence again.
+    Raises: ``TypeError``, ``ValueError`` for bad counts.
+
+    >>> generation_steps(1024, 3)
+    [[(1024, 0)], [(1, 1024)], [(1, 1025)]]
+    >>> generation_steps(1024, 3, cached=False)
+    [[(1024, 0)], [(1025, 0)], [(1026, 0)]]
+    """
+    check_count("prompt_tokens", prompt_tokens)
+    lengths = range(prompt_tokens, prompt_tokens + check_count("new_tokens", new_tokens))
+    if not cached:
+        return [[(length, 0)] for length in lengths]
+    return [[(prompt_tokens, 0)]] + [[(1, length - 1)] for length in lengths[1:]]
+
+
 def _checked(step: Step) -> list[tuple[int, int]]:
     if not step:
         raise ValueError("a step needs at least one (new tokens, cached tokens) pair, got none")
