@@ -38,7 +38,9 @@ def serve(site: Path) -> http.server.ThreadingHTTPServer:
     return server
 
 
-def look(browser: Browser, address: str, page_name: str, width: int, scheme: str, out: Path) -> list[str]:
+def look(
+    browser: Browser, address: str, page_name: str, width: int, scheme: str, out: Path
+) -> list[str]:
     """Take one screenshot; return what went wrong on the page."""
     wrong: list[str] = []
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)

@@ -1,4 +1,4 @@
-"""Generate and execute the notebook of each Markdown page: ``python tools/notebooks.py [STEM ...]``.
+"""Generate and execute the notebook of each Markdown page: ``notebooks.py [STEM ...]``.
 
 A page is a pair: ``NAME.md`` (MyST, edited and reviewed) and ``NAME.ipynb`` (made here, committed
 with its outputs, shown by the book and compared by nbval). Two runs give the same bytes: cell ids
@@ -38,7 +38,7 @@ IGNORED, STDERR_ALLOWED, RAISES = "nbval-ignore-output", "stderr-expected", "rai
 METADATA = {
     "jupytext": {"text_representation": {"extension": ".md", "format_name": "myst"}},
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-    "language_info": {"name": "python"},
+    "language_info": {"name": "python", "pygments_lexer": "ipython3"},
 }
 RECORDED_PACKAGES = ("torch", "numpy", "matplotlib", "jupyter-book")
 
@@ -56,7 +56,9 @@ class Run:
 def stems(root: Path = ROOT) -> list[str]:
     """Every page with cells, as ``folder/name``, in the order of the folders' file names."""
     return [
-        f"{folder}/{path.stem}" for folder in FOLDERS for path in sorted((root / folder).glob("*.md"))
+        f"{folder}/{path.stem}"
+        for folder in FOLDERS
+        for path in sorted((root / folder).glob("*.md"))
     ]
 
 
@@ -96,7 +98,7 @@ def complaint(notebook: Any) -> str:
             if output.output_type == "error" and not has_tag(cell, RAISES):
                 what = "\n".join(output.traceback)
             elif output.get("name") == "stderr" and not has_tag(cell, STDERR_ALLOWED):
-                what = f"Output on stderr (tag the cell {STDERR_ALLOWED!r} if it is meant):\n{output.text}"
+                what = f"stderr (if it is meant, tag the cell {STDERR_ALLOWED!r}):\n{output.text}"
             if what:
                 return f"cell {number}:\n{cell.source}\n{'-' * 40}\n{what}"
     return ""
@@ -124,6 +126,7 @@ def execute(stem: str, refresh: bool = False, root: Path = ROOT) -> Run:
     error = error or complaint(notebook)
     if error:
         return Run(stem, seconds, error=error)
+    notebook.metadata = nbformat.from_dict(METADATA)  # the kernel added its version
     target = root / f"{stem}.ipynb"
     if target.exists() and not refresh:
         carry_over(nbformat.read(target, as_version=4), notebook)

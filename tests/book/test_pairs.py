@@ -1,0 +1,126 @@
+"""Each page with cells is a pair: Markdown that is edited, and the notebook executed from it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+import yaml
+
+from tools import notebooks
+
+ROOT = notebooks.ROOT
+STEMS = notebooks.stems()
+MAX_CELL_LINES = 60
+MAX_NOTEBOOK_BYTES = 5_000_000
+KNOWN_TAGS = {
+    notebooks.IGNORED,
+    notebooks.STDERR_ALLOWED,
+    notebooks.RAISES,
+    "hide-input",
+    "hide-output",
+    "hide-cell",
+    "remove-input",
+    "remove-output",
+    "remove-cell",
+}
+# A notebook made elsewhere still shows a home folder, a temporary one or an installed program's.
+ABSOLUTE_PATH = re.compile(r"(?<![\w.:/~-])(/(home|root|Users|tmp|usr|opt|var|mnt)/|[A-Z]:\\\\?\w)")
+
+each_pair = pytest.mark.parametrize("stem", STEMS)
+
+
+def stored(stem: str) -> Any:
+    path = ROOT / f"{stem}.ipynb"
+    assert path.exists(), f"{stem}.ipynb is missing: run make notebooks NB={stem}"
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(stem: str) -> list[Any]:
+    return [cell for cell in stored(stem).cells if cell.cell_type == "code"]
+
+
+def files_of_toc() -> list[str]:
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    chapters = [chapter for part in toc["parts"] for chapter in part["chapters"]]
+    sections = [section for chapter in chapters for section in chapter.get("sections", [])]
+    return [entry["file"] for entry in chapters + sections]
+
+
+def test_the_table_of_contents_has_every_pair_and_no_missing_file() -> None:
+    listed = files_of_toc()
+    assert len(listed) == len(set(listed))
+    assert set(STEMS) <= set(listed)
+    assert not [name for name in listed if not (ROOT / f"{name}.md").exists()]
+
+
+def test_no_notebook_is_without_its_markdown() -> None:
+    found = {
+        f"{folder}/{path.stem}"
+        for folder in notebooks.FOLDERS
+        for path in Path(ROOT, folder).glob("*.ipynb")
+    }
+    assert found == set(STEMS)
+
+
+@each_pair
+def test_the_notebook_is_the_markdown(stem: str) -> None:
+    made = notebooks.from_markdown(ROOT / f"{stem}.md")
+    kept = stored(stem)
+    keys = ("id", "cell_type", "source", "metadata")
+    assert [[cell[key] for key in keys] for cell in kept.cells] == [
+        [cell[key] for key in keys] for cell in made.cells
+    ], f"run make notebooks NB={stem}"
+    assert kept.metadata == made.metadata
+
+
+@each_pair
+def test_every_code_cell_ran_once_in_order(stem: str) -> None:
+    counts = [cell.execution_count for cell in code_cells(stem)]
+    assert counts == list(range(1, len(counts) + 1))
+
+
+@each_pair
+def test_no_error_and_no_warning_is_stored(stem: str) -> None:
+    assert not notebooks.complaint(stored(stem))
+
+
+@each_pair
+def test_no_output_names_a_path_of_the_machine_it_ran_on(stem: str) -> None:
+    for cell in code_cells(stem):
+        for output in cell.outputs:
+            text = output.get("text", "") + "".join(
+                str(data)
+                for mime, data in output.get("data", {}).items()
+                if not mime.startswith("image/") or mime == "image/svg+xml"
+            )
+            named = [path for path in (str(ROOT), sys.prefix) if path in text]
+            assert not named, cell.source
+            assert not ABSOLUTE_PATH.search(text), cell.source
+
+
+@each_pair
+def test_every_figure_has_a_text_alternative(stem: str) -> None:
+    for cell in code_cells(stem):
+        if any(mime.startswith("image/") for out in cell.outputs for mime in out.get("data", {})):
+            alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "")
+            assert alt.strip(), f"no mystnb.image.alt on the cell:\n{cell.source}"
+
+
+@each_pair
+def test_cells_are_short_and_their_tags_known(stem: str) -> None:
+    for cell in stored(stem).cells:
+        assert set(cell.metadata.get("tags", [])) <= KNOWN_TAGS, cell.source
+        if cell.cell_type == "code":
+            assert cell.source.count("\n") < MAX_CELL_LINES, cell.source
+            # nbval would see the value that the semicolon hides here.
+            assert not cell.source.rstrip().endswith(";"), cell.source
+
+
+@each_pair
+def test_a_notebook_is_small_enough_to_review(stem: str) -> None:
+    assert (ROOT / f"{stem}.ipynb").stat().st_size < MAX_NOTEBOOK_BYTES

@@ -1,0 +1,175 @@
+"""The built pages: every link inside the book resolves, and nothing is fetched from outside."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = ROOT / "_build" / "html"
+PAGES = sorted(
+    path
+    for path in SITE.rglob("*.html")
+    if not {"_static", "_sources"} & set(path.relative_to(SITE).parts)
+)
+# What the browser fetches when a page opens, as (tag, attribute).
+LOADED = (
+    ("script", "src"),
+    ("link", "href"),
+    ("img", "src"),
+    ("img", "srcset"),
+    ("iframe", "src"),
+    ("source", "src"),
+    ("object", "data"),
+)
+OUTSIDE = re.compile(r"^(https?:)?//")
+ADDRESS = re.compile(r"https?://[^\s\"'<>{}\\]+[^\s\"'<>{}\\.,;)]")
+ADDRESSES_ALLOWED = {"https://creativecommons.org/licenses/by/4.0/"}
+
+pytestmark = pytest.mark.skipif(
+    not PAGES, reason="THE BOOK IS NOT BUILT, so no page was checked: run make book, or make test"
+)
+each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(SITE)))
+
+
+@functools.cache
+def soup(path: Path) -> BeautifulSoup:
+    return BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
+
+
+@functools.cache
+def anchors(path: Path) -> frozenset[str]:
+    found = soup(path).find_all(lambda tag: tag.has_attr("id") or tag.has_attr("name"))
+    return frozenset(str(tag[key]) for tag in found for key in ("id", "name") if tag.has_attr(key))
+
+
+def references(path: Path) -> list[str]:
+    """Every address on a page that is followed or loaded, outside ones included."""
+    pairs = [*LOADED, ("a", "href")]
+    return [
+        str(tag[key])
+        for name, key in pairs
+        for tag in soup(path).find_all(name)
+        if tag.has_attr(key)
+    ]
+
+
+def dead(path: Path, reference: str) -> str:
+    """Why a reference inside the book leads nowhere; empty if it leads somewhere."""
+    parts = urlsplit(reference)
+    if parts.scheme or parts.netloc or not reference:
+        return ""
+    target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+    if target.is_dir():
+        target = target / "index.html"
+    if not target.is_file():
+        return f"{reference}: no such file"
+    fragment = unquote(parts.fragment)
+    if fragment and target.suffix == ".html" and fragment not in anchors(target):
+        return f"{reference}: no such anchor"
+    return ""
+
+
+@functools.cache
+def sources() -> frozenset[str]:
+    """Outside addresses a page may link to: the bibliography's, and those beside the data."""
+    bibliography = (ROOT / "references.bib").read_text()
+    found = set(ADDRESS.findall(bibliography)) | ADDRESSES_ALLOWED
+    found |= {
+        f"https://doi.org/{doi}" for doi in re.findall(r"doi\s*=\s*\{([^}]+)\}", bibliography)
+    }
+    for data in (ROOT / "src" / "servelab" / "data").rglob("*.*"):
+        if data.suffix in {".json", ".md"}:
+            found |= set(ADDRESS.findall(data.read_text(encoding="utf-8")))
+    return frozenset(found)
+
+
+def repository() -> str:
+    return yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]["url"]
+
+
+def allowed(address: str) -> bool:
+    launches = repository() and address.startswith(
+        (repository(), "https://colab.research.google.com")
+    )
+    return bool(launches) or address in sources()
+
+
+@each_page
+def test_every_reference_inside_the_book_resolves(path: Path) -> None:
+    assert not [why for reference in set(references(path)) if (why := dead(path, reference))]
+
+
+@each_page
+def test_nothing_is_loaded_from_another_host(path: Path) -> None:
+    loaded = [
+        str(tag[key])
+        for name, key in LOADED
+        for tag in soup(path).find_all(name)
+        if tag.has_attr(key)
+    ]
+    assert not [address for address in loaded if OUTSIDE.match(address)]
+    styles = " ".join(tag.get_text() for tag in soup(path).find_all("style"))
+    assert not re.search(r"url\(\s*['\"]?(https?:)?//", styles)
+
+
+def test_no_stylesheet_loads_from_another_host() -> None:
+    sheets = list(SITE.rglob("*.css"))
+    assert sheets
+    outside = re.compile(r"(?:url\(\s*|@import\s+)['\"]?(?:https?:)?//")
+    assert not [sheet.name for sheet in sheets if outside.search(sheet.read_text(encoding="utf-8"))]
+
+
+@each_page
+def test_outside_links_lead_only_to_named_sources(path: Path) -> None:
+    linked = {str(tag["href"]) for tag in soup(path).find_all("a", href=True)}
+    assert not [link for link in linked if OUTSIDE.match(link) and not allowed(link)]
+
+
+@each_page
+def test_every_image_has_a_text_alternative(path: Path) -> None:
+    assert not [
+        str(tag) for tag in soup(path).find_all("img") if not str(tag.get("alt", "")).strip()
+    ]
+
+
+@each_page
+def test_no_formula_is_left_as_source(path: Path) -> None:
+    article = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser").find("article")
+    if article is None:
+        return
+    for tag in article.find_all(["pre", "code", "script", "style"]):
+        tag.decompose()
+    for tag in article.select(".math"):  # MathJax turns these into formulas when the page opens
+        tag.decompose()
+    left = re.findall(r".{0,30}(?:\$[^\s$]|\\\(|\\\[).{0,30}", article.get_text(" "))
+    assert not left
+
+
+@each_page
+def test_a_page_has_one_title(path: Path) -> None:
+    # The theme repeats the title in a block that only a printer sees.
+    titles = [tag for tag in soup(path).find_all("h1") if not tag.find_parent(class_="onlyprint")]
+    assert len(titles) == 1
+
+
+@each_page
+def test_no_link_to_a_repository_before_there_is_one(path: Path) -> None:
+    if repository():
+        return
+    links = soup(path).select("[class*=repository], [class*=btn-source], [class*=launch]")
+    assert not [str(tag) for tag in links if tag.name == "a"]
+
+
+def test_search_finds_a_word_of_the_first_chapter() -> None:
+    text = (SITE / "searchindex.js").read_text(encoding="utf-8")
+    index = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    assert "chapters/01_what_one_token_costs" in index["docnames"]
+    assert "rooflin" in index["terms"]  # as the stemmer leaves it

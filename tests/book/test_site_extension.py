@@ -1,0 +1,65 @@
+"""The local Sphinx extension, in both states: with and without a public address."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COLAB = {"colab_url": "https://colab.research.google.com"}
+
+
+@pytest.fixture(scope="module")
+def extension() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "book_site", ROOT / "_extensions" / "book_site.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def options_for(extension: ModuleType, address: str) -> dict[str, object]:
+    config = SimpleNamespace(
+        html_theme_options={"repository_url": address, "launch_buttons": dict(COLAB)}
+    )
+    extension.set_theme_options(SimpleNamespace(), config)
+    return config.html_theme_options
+
+
+def test_without_an_address_no_button_leads_anywhere(extension: ModuleType) -> None:
+    options = options_for(extension, "")
+    assert options["launch_buttons"] == {}
+    assert "repository_url" not in options
+    assert not options["use_repository_button"]
+    assert not options["use_issues_button"]
+
+
+def test_with_an_address_the_buttons_appear(extension: ModuleType) -> None:
+    options = options_for(extension, "https://example.org/team/book")
+    assert options["launch_buttons"] == COLAB
+    assert options["repository_url"] == "https://example.org/team/book"
+    assert options["use_repository_button"]
+    assert options["use_issues_button"]
+
+
+def test_a_script_is_kept_once_and_an_outside_one_never(extension: ModuleType) -> None:
+    names = ["a.js", "https://example.org/b.js", "a.js", "sphinx-thebe.js", "c.js"]
+    context = {"script_files": names}
+    extension.clean_scripts(SimpleNamespace(), "page", "page.html", context, None)
+    assert context["script_files"] == ["a.js", "c.js"]
+
+
+def test_mathjax_loses_what_no_page_loads(extension: ModuleType, tmp_path: Path) -> None:
+    root = tmp_path / "_static" / "mathjax"
+    for name in ("tex-chtml.js", "tex-svg.js", "output/chtml/fonts/a.woff", "output/svg/b.js"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("")
+    extension.prune_mathjax(SimpleNamespace(outdir=str(tmp_path)), None)
+    left = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    assert left == {"tex-chtml.js", "output/chtml/fonts/a.woff"}
