@@ -112,6 +112,14 @@ class Accelerator:
         """
         return field_name in self.sources and self.sources[field_name].verified
 
+    def mark(self, *field_names: str) -> str:
+        """Return what tables print behind a figure: "?" if a source was not seen, else a space.
+
+        >>> get("rtx-5090").mark("dense_flop_per_second.bf16", "bandwidth_bytes_per_second")
+        '?'
+        """
+        return " " if all(self.verified(name) for name in field_names) else "?"
+
 
 def names() -> list[str]:
     """Return the names in the catalogue, in its order.

@@ -216,8 +216,8 @@ def format_tokens(value: int) -> str:
 def table(rows: list[list[object]], header: list[str]) -> str:
     """Return rows as a plain-text table: text flush left, numbers flush right.
 
-    Parameters: ``rows`` of cells (an int gets thousands separators, other cells ``str``);
-    ``header`` one title per column.
+    Parameters: ``rows`` of cells (an int gets thousands separators, other cells ``str``; an empty
+    cell says nothing about its column); ``header`` one title per column.
     Raises: ``ValueError`` where a row's length differs from the header's.
 
     >>> print(table([["llama-3-8b", 131072], ["qwen3-8b", 147456]], ["model", "B/token"]))
@@ -234,7 +234,9 @@ def table(rows: list[list[object]], header: list[str]) -> str:
         for r in rows
     ]
     widths = [max(len(line[i]) for line in [header, *texts]) for i in range(len(header))]
-    numeric = [all(re.match(r"^[-+~≥≤]?[\d.,]+", r[i]) for r in texts) for i in range(len(header))]
+    numeric = [
+        all(re.match(r"[-+~≥≤]?[\d.,]|$", r[i]) for r in texts) for i in range(len(header))
+    ]
 
     def line(cells: list[str]) -> str:
         padded = (
