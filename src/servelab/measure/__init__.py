@@ -1,5 +1,16 @@
 """The machine you run on: what it is, and what its roofs are when measured."""
 
 from servelab.measure.device import Device, device_line, probe
+from servelab.measure.records import Measurement, Record, load_records
+from servelab.measure.roofs import roofs, sample_seconds
 
-__all__ = ["Device", "device_line", "probe"]
+__all__ = [
+    "Device",
+    "Measurement",
+    "Record",
+    "device_line",
+    "load_records",
+    "probe",
+    "roofs",
+    "sample_seconds",
+]
