@@ -84,9 +84,9 @@ def check_number(name: str, value: object) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
-    if not math.isfinite(value):
+    if not isinstance(value, Integral) and not math.isfinite(value):
         raise ValueError(f"{name} must be finite, got {value}")
-    return value if isinstance(value, int) else float(value)
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def check_positive(name: str, value: object) -> float:
@@ -340,7 +340,8 @@ def _whole(value: Fraction, text: str, what: str) -> int:
 def parse_bytes(text: str) -> int:
     """Return the bytes that a size with its unit names; the unit may not be left out.
 
-    Raises: ``TypeError`` for anything but a str; ``ValueError`` where number or unit cannot be read, or the result is not whole.
+    Raises: ``TypeError`` for anything but a str; ``ValueError`` where number or unit cannot be
+    read, or the result is not whole.
 
     >>> parse_bytes("16 GiB"), parse_bytes("80GB")
     (17179869184, 80000000000)
@@ -355,7 +356,8 @@ def parse_bytes(text: str) -> int:
 def parse_tokens(text: str) -> int:
     """Return the tokens that a count with vLLM's suffixes names.
 
-    Raises: ``TypeError`` for anything but a str; ``ValueError`` where it cannot be read or is not whole.
+    Raises: ``TypeError`` for anything but a str; ``ValueError`` where it cannot be read or is not
+    whole.
 
     >>> parse_tokens("32K"), parse_tokens("32k"), parse_tokens("1.5K"), parse_tokens("8,192")
     (32768, 32000, 1536, 8192)
