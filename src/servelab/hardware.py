@@ -18,7 +18,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from servelab.units import check_count, check_positive, dtype_bits
+from servelab.units import check_fields, check_positive, dtype_bits
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,18 @@ class Accelerator:
     note: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        if not self.dense_flop_per_second:
-            raise ValueError(f"{self.name}: no peak rate given")
+        if not isinstance(self.dense_flop_per_second, Mapping) or not self.dense_flop_per_second:
+            raise ValueError(
+                f"{self.name}: dense_flop_per_second must give a rate for at least one dtype, "
+                f"got {self.dense_flop_per_second!r}"
+            )
         for dtype, rate in self.dense_flop_per_second.items():
             dtype_bits(dtype)
             check_positive(f"{self.name}: dense_flop_per_second[{dtype}]", rate)
-        check_count(f"{self.name}: memory_bytes", self.memory_bytes)
+        check_fields(self, "memory_bytes")
         check_positive(f"{self.name}: bandwidth_bytes_per_second", self.bandwidth_bytes_per_second)
         if self.visible_memory_bytes is not None:
-            check_count(f"{self.name}: visible_memory_bytes", self.visible_memory_bytes)
+            check_fields(self, "visible_memory_bytes")
         if self.link_bytes_per_second is not None:
             check_positive(f"{self.name}: link_bytes_per_second", self.link_bytes_per_second)
         object.__setattr__(
@@ -143,7 +146,7 @@ def get(name: str) -> Accelerator:
     KeyError: "no accelerator 'h100'; near: h100-sxm-80gb, h100-pcie-80gb, h100-nvl-94gb"
     """
     catalogue = _catalogue()
-    if name in catalogue:
+    if isinstance(name, str) and name in catalogue:
         return catalogue[name]
     wanted = str(name).lower()
     near = [n for n in catalogue if wanted in n] or difflib.get_close_matches(

@@ -23,7 +23,6 @@ def names() -> tuple[str, ...]:
     )
 
 
-@cache
 def get(name: str) -> ModelSpec:
     """Return a bundled model.
 
@@ -36,10 +35,15 @@ def get(name: str) -> ModelSpec:
     ...
     KeyError: "no bundled model 'llama'; near: llama-2-7b, llama-3-70b, llama-3-8b"
     """
-    if name not in names():
+    if not isinstance(name, str) or name not in names():
         wanted = str(name).lower()
         near = [n for n in names() if wanted in n] or difflib.get_close_matches(
             wanted, names(), n=3, cutoff=0.3
         )
         raise KeyError(f"no bundled model {name!r}; near: {', '.join(near) or ', '.join(names())}")
+    return _read(name)
+
+
+@cache
+def _read(name: str) -> ModelSpec:
     return read_config(json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8")), name)

@@ -13,13 +13,13 @@ rounds memory to blocks (`servelab.memory`).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
-from servelab.units import check_count, size_bytes
+from servelab.units import check_count, check_fields, check_flag, size_bytes
 
 View = Literal["logical", "reserved"]
 
@@ -40,8 +40,8 @@ class Linear:
     bias: bool = False
 
     def __post_init__(self) -> None:
-        check_count(f"{self.name}: d_in", self.d_in)
-        check_count(f"{self.name}: d_out", self.d_out)
+        check_fields(self, "d_in", "d_out")
+        check_flag("bias", self.bias)
 
     @property
     def params(self) -> int:
@@ -73,10 +73,11 @@ class Attention:
     qk_norm: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("num_q_heads", "num_kv_heads", "head_dim"):
-            check_count(name, getattr(self, name))
+        check_fields(self, "num_q_heads", "num_kv_heads", "head_dim")
         if self.window is not None:
-            check_count("window", self.window)
+            check_fields(self, "window")
+        for name in ("qkv_bias", "out_bias", "qk_norm"):
+            check_flag(name, getattr(self, name))
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_q_heads must be a multiple of num_kv_heads, "
@@ -127,7 +128,9 @@ class Mlp:
     bias: bool = False
 
     def __post_init__(self) -> None:
-        check_count("width", self.width)
+        check_fields(self, "width")
+        check_flag("gated", self.gated)
+        check_flag("bias", self.bias)
 
     def linears(self, hidden_size: int) -> tuple[Linear, ...]:
         """Return the matrices: gate and up read one input, so they are one matrix."""
@@ -151,7 +154,7 @@ class LayerSpec:
     norm_params: int
 
     def __post_init__(self) -> None:
-        check_count("norm_params", self.norm_params, minimum=0)
+        check_fields(self, "norm_params", minimum=0)
 
 
 @dataclass(frozen=True)
@@ -184,16 +187,18 @@ class ModelSpec:
     provenance: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_count("hidden_size", self.hidden_size)
-        check_count("vocab_size", self.vocab_size)
-        check_count("final_norm_params", self.final_norm_params, minimum=0)
-        check_count("position_rows", self.position_rows, minimum=0)
+        check_fields(self, "hidden_size", "vocab_size")
+        check_fields(self, "final_norm_params", "position_rows", minimum=0)
+        check_flag("tied_embeddings", self.tied_embeddings)
         if self.max_context_tokens is not None:
-            check_count("max_context_tokens", self.max_context_tokens)
+            check_fields(self, "max_context_tokens")
         size_bytes(1, self.weight_dtype)
-        if not self.layers:
-            raise ValueError(f"{self.name}: a model needs at least one layer")
+        if not isinstance(self.layers, Sequence) or not self.layers:
+            raise ValueError(f"{self.name}: a model needs at least one layer, got {self.layers!r}")
         object.__setattr__(self, "layers", tuple(self.layers))
+        for layer in self.layers:
+            if not isinstance(layer, LayerSpec):
+                raise TypeError(f"{self.name}: layers must be LayerSpec, got {layer!r}")
         object.__setattr__(self, "provenance", MappingProxyType(dict(self.provenance)))
 
     @classmethod
@@ -305,7 +310,9 @@ class ModelSpec:
         >>> models.get("llama-3-8b").weight_bytes()
         16060522496
         """
-        return size_bytes(self.params_total, weight_dtype or self.weight_dtype)
+        return size_bytes(
+            self.params_total, self.weight_dtype if weight_dtype is None else weight_dtype
+        )
 
     # --- KV cache -------------------------------------------------------------------------------
 
@@ -345,7 +352,7 @@ class ModelSpec:
         >>> models.get("mistral-7b").sequence_bytes(32768) == 4096 * 131072
         True
         """
-        check_count("tokens", tokens, minimum=0)
+        tokens = check_count("tokens", tokens, minimum=0)
         cached = sum(
             count
             * held_tokens(tokens, None if _grows(self.window(layer), view) else self.window(layer))
