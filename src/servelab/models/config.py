@@ -16,6 +16,9 @@ from typing import Any
 
 from servelab.models.spec import Attention, LayerSpec, Mlp, ModelSpec
 
+_MOST_LAYERS = 10_000
+_WEIGHT_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
 
 class UnsupportedConfig(ValueError):
     """A configuration that cannot be read without guessing.
@@ -70,6 +73,34 @@ class _Keys:
         self._record(key, value)
         return value
 
+    def layers(self) -> int:
+        """Return the number of layers; more than any model has is a slip, and a list too long."""
+        count = self.count("num_hidden_layers")
+        if count > _MOST_LAYERS:
+            raise UnsupportedConfig(
+                "num_hidden_layers", f"must be at most {_MOST_LAYERS:,}, got {count}"
+            )
+        return count
+
+    def weight_dtype(self) -> str:
+        """Return the number format that the weights were published in."""
+        key = "dtype" if self._config.get("dtype") is not None else "torch_dtype"
+        value = self._config.get(key)
+        if value is None:
+            self.provenance["weight_dtype"] = "torch_dtype absent: taken as bfloat16"
+            return "bf16"
+        if not isinstance(value, str) or value not in _WEIGHT_DTYPES:
+            known = ", ".join(_WEIGHT_DTYPES)
+            raise UnsupportedConfig(key, f"{value!r} is not a known format; known: {known}")
+        self._record(key, value)
+        return _WEIGHT_DTYPES[value]
+
+    def must_be_present(self, *names: str) -> None:
+        """Refuse a configuration that leaves a key out (null is an answer, absence is not)."""
+        for key in names:
+            if key not in self._config:
+                raise UnsupportedConfig(key, "is missing, and the family has no rule for that")
+
     def must_be(self, key: str, allowed: tuple[object, ...], rule: str) -> None:
         """Refuse a key whose value would change the shape in a way that is not modelled here."""
         value = self._config.get(key)
@@ -86,7 +117,7 @@ def read_config(
     else:
         try:
             config = json.loads(Path(source).read_text(encoding="utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, endless digits
             raise UnsupportedConfig("config.json", f"{source} is not JSON: {error}") from error
         if not isinstance(config, dict):
             raise UnsupportedConfig("config.json", f"{source} holds no JSON object")
@@ -104,25 +135,36 @@ def read_config(
 
 
 def _llama(keys: _Keys, name: str) -> ModelSpec:
-    return _gated_rotary(keys, name, attention_bias_on_output=True)
+    bias = keys.flag("attention_bias", False, "absent: the family has none")
+    mlp_bias = keys.flag("mlp_bias", False, "absent: the family has none")
+    return _gated_rotary(keys, name, attention_bias=bias, mlp_bias=mlp_bias)
 
 
 def _mistral(keys: _Keys, name: str) -> ModelSpec:
-    window = keys.count_or_none("sliding_window", "absent or null: no window")
-    return _gated_rotary(keys, name, window=window)
+    # transformers fills these in where they are absent, and with other values than for null
+    keys.must_be_present("sliding_window", "num_key_value_heads")
+    keys.must_be("attention_bias", (False,), "the family has no biases")
+    keys.must_be("mlp_bias", (False,), "the family has no biases")
+    window = keys.count_or_none("sliding_window", "null: no window")
+    return _gated_rotary(keys, name, window=window, attention_bias=False, mlp_bias=False)
 
 
 def _qwen3(keys: _Keys, name: str) -> ModelSpec:
     keys.must_be("use_sliding_window", (False,), "some layers would have a window")
-    return _gated_rotary(keys, name, attention_bias_on_output=True, qk_norm=True)
+    keys.must_be("mlp_bias", (False,), "the family has none there")
+    keys.must_be("layer_types", (["full_attention"] * keys.layers(),), "some layers would differ")
+    keys.must_be_present("head_dim", "num_key_value_heads")
+    bias = keys.flag("attention_bias", False, "absent: the family has none")
+    return _gated_rotary(keys, name, attention_bias=bias, mlp_bias=False, qk_norm=True)
 
 
 def _gated_rotary(
     keys: _Keys,
     name: str,
+    attention_bias: bool,
+    mlp_bias: bool,
     window: int | None = None,
     qk_norm: bool = False,
-    attention_bias_on_output: bool = False,
 ) -> ModelSpec:
     """Return a model of RMSNorm, rotary positions and a gated MLP: the Llama shape."""
     keys.must_be("num_experts", (0,), "a mixture of experts")
@@ -139,31 +181,28 @@ def _gated_rotary(
         raise UnsupportedConfig(
             "num_key_value_heads", f"{kv_heads} does not divide {q_heads} query heads"
         )
-    bias = keys.flag("attention_bias", False, "absent: the family has none")
     layer = LayerSpec(
         Attention(
             q_heads,
             kv_heads,
             head_dim,
             window=window,
-            qkv_bias=bias,
-            out_bias=bias and attention_bias_on_output,
+            qkv_bias=attention_bias,
+            out_bias=attention_bias,
             qk_norm=qk_norm,
         ),
-        Mlp(
-            keys.count("intermediate_size"),
-            bias=keys.flag("mlp_bias", False, "absent: the family has none"),
-        ),
+        Mlp(keys.count("intermediate_size"), bias=mlp_bias),
         norm_params=2 * hidden,
     )
     return ModelSpec(
         name=name,
         hidden_size=hidden,
         vocab_size=keys.count("vocab_size"),
-        layers=(layer,) * keys.count("num_hidden_layers"),
+        layers=(layer,) * keys.layers(),
         tied_embeddings=keys.flag("tie_word_embeddings", False, "absent: the family unties"),
         final_norm_params=hidden,
         max_context_tokens=keys.count_or_none("max_position_embeddings", "absent: not stated"),
+        weight_dtype=keys.weight_dtype(),
         provenance=keys.provenance,
     )
 
@@ -190,12 +229,12 @@ def _opt(keys: _Keys, name: str) -> ModelSpec:
         name=name,
         hidden_size=hidden,
         vocab_size=keys.count("vocab_size"),
-        layers=(layer,) * keys.count("num_hidden_layers"),
+        layers=(layer,) * keys.layers(),
         tied_embeddings=keys.flag("tie_word_embeddings", True, "absent: the family ties"),
         final_norm_params=2 * hidden,
         max_context_tokens=positions,
         position_rows=positions + 2,
-        weight_dtype="fp16",
+        weight_dtype=keys.weight_dtype(),
         provenance=keys.provenance
         | {"num_key_value_heads": "no key: OPT has one KV head per query head"},
     )
