@@ -3,6 +3,7 @@
 from servelab.roofline.bound import Bound, attainable, rows_to_reach_ridge, time_bound
 from servelab.roofline.cost import Cost, Operator
 from servelab.roofline.operators import (
+    Step,
     attention,
     causal_pairs,
     embedding,
@@ -10,7 +11,7 @@ from servelab.roofline.operators import (
     kv_append,
     matmul,
 )
-from servelab.roofline.step import Step, generation_steps, step_cost
+from servelab.roofline.step import generation_steps, step_cost
 
 __all__ = [
     "Bound",

@@ -10,9 +10,34 @@ Ignores: norms, rotary embedding, activations and residual additions. They are b
 of the FLOP, and their traffic disappears where they are fused into their neighbours.
 """
 
+from collections.abc import Sequence
+
 from servelab.models import Attention
 from servelab.roofline.cost import Cost
-from servelab.units import check_count, size_bytes
+from servelab.units import check_count, check_flag, size_bytes
+
+Step = Sequence[tuple[int, int]]
+
+
+def checked_step(step: Step) -> list[tuple[int, int]]:
+    """Return a step as pairs of Python ints: (new tokens from 1, cached tokens from 0).
+
+    Raises: ``TypeError``, ``ValueError`` for anything else, or no pair at all.
+
+    >>> checked_step([(1, 2048), (512, 0)])
+    [(1, 2048), (512, 0)]
+    """
+    if not isinstance(step, Sequence) or not step:
+        raise ValueError(
+            f"a step is a list of at least one (new tokens, cached tokens) pair, got {step!r}"
+        )
+    for pair in step:
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise ValueError(f"a step is a list of (new tokens, cached tokens) pairs, got {pair!r}")
+    return [
+        (check_count("new tokens", new), check_count("cached tokens", cached, minimum=0))
+        for new, cached in step
+    ]
 
 
 def matmul(
@@ -34,8 +59,11 @@ def matmul(
     >>> one.flop, round(one.intensity, 3), round(many.intensity, 2)
     (33554432, 1.0, 62.06)
     """
-    for name, value in (("rows", rows), ("d_in", d_in), ("d_out", d_out)):
+    rows, d_in, d_out = (
         check_count(name, value)
+        for name, value in (("rows", rows), ("d_in", d_in), ("d_out", d_out))
+    )
+    check_flag("bias", bias)
     return Cost(
         flop=2 * rows * d_in * d_out,
         read_bytes=size_bytes(rows * d_in, activation_dtype)
@@ -63,7 +91,8 @@ def causal_pairs(new_tokens: int, cached_tokens: int, window: int | None = None)
     if window is None:
         growing, full = new, 0
     else:  # queries whose view still grows, then queries that see a full window
-        growing = min(max(check_count("window", window) - cached, 0), new)
+        window = check_count("window", window)
+        growing = min(max(window - cached, 0), new)
         full = (new - growing) * window
     return growing * cached + growing * (growing + 1) // 2 + full
 
@@ -85,7 +114,7 @@ def keys_read(new_tokens: int, cached_tokens: int, window: int | None = None) ->
 
 def attention(
     spec: Attention,
-    step: list[tuple[int, int]],
+    step: Step,
     window: int | None = None,
     kv_dtype: str = "bf16",
     activation_dtype: str = "bf16",
@@ -97,13 +126,15 @@ def attention(
     tokens or None; ``fused`` False: the score matrix goes through device memory, written by QKᵀ,
     read and written by the softmax, read by PV: four passes over (query heads, new, keys), in
     ``activation_dtype`` and without causal skipping, as a plain implementation does it.
-    Raises: ``TypeError``, ``ValueError`` for bad counts or dtypes.
+    Raises: ``TypeError``, ``ValueError`` for an empty step, bad counts or dtypes.
     Source: Dao et al. (2022) for the traffic of fused and unfused attention.
 
     >>> cost = attention(Attention(32, 8, 128), [(1, 2047)])
     >>> cost.flop, cost.read_bytes, round(cost.intensity, 2)  # about the 4 query heads per KV head
     (33554432, 8396800, 3.99)
     """
+    step = checked_step(step)
+    check_flag("fused", fused)
     queries = sum(new for new, _ in step)
     head_elements = queries * spec.num_q_heads * spec.head_dim  # of Q, and of the output
     keys = sum(keys_read(new, cached, window) for new, cached in step)

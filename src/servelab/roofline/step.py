@@ -14,10 +14,8 @@ from typing import Literal
 
 from servelab.models import Linear, ModelSpec
 from servelab.roofline.cost import Cost, Operator
-from servelab.roofline.operators import attention, embedding, kv_append, matmul
+from servelab.roofline.operators import Step, attention, checked_step, embedding, kv_append, matmul
 from servelab.units import check_count
-
-Step = Sequence[tuple[int, int]]
 
 
 def step_cost(
@@ -40,7 +38,7 @@ def step_cost(
     >>> round(cost.intensity, 1), sorted(cost.by_name())[:3]
     (31.6, ['attention', 'down_proj', 'embedding'])
     """
-    pairs = _checked(step)
+    pairs = checked_step(step)
     rows = sum(new for new, _ in pairs)
     lookups = 2 if spec.position_rows else 1  # a learned position is one more row per token
 
@@ -96,27 +94,15 @@ def generation_steps(
     return [[(prompt_tokens, 0)]] + [[(1, length - 1)] for length in lengths[1:]]
 
 
-def _checked(step: Step) -> list[tuple[int, int]]:
-    if not step:
-        raise ValueError("a step needs at least one (new tokens, cached tokens) pair, got none")
-    for pair in step:
-        if not isinstance(pair, Sequence) or len(pair) != 2:
-            raise ValueError(f"a step is a list of (new tokens, cached tokens) pairs, got {pair!r}")
-    return [
-        (check_count("new tokens", new), check_count("cached tokens", cached, minimum=0))
-        for new, cached in step
-    ]
-
-
 def _logit_rows(
     logits: Literal["last", "all"] | Sequence[int], pairs: list[tuple[int, int]]
 ) -> int:
     """Return the rows that lm_head multiplies."""
-    if logits == "last":
+    if isinstance(logits, str) and logits == "last":
         return len(pairs)
-    if logits == "all":
+    if isinstance(logits, str) and logits == "all":
         return sum(new for new, _ in pairs)
-    if isinstance(logits, str) or len(logits) != len(pairs):
+    if isinstance(logits, str) or not isinstance(logits, Sequence) or len(logits) != len(pairs):
         raise ValueError(f"logits must be 'last', 'all' or one count per sequence, got {logits!r}")
     rows = [check_count("logits", count, minimum=0) for count in logits]
     for count, (new, _) in zip(rows, pairs, strict=True):
