@@ -58,7 +58,7 @@ def budget(
     """
     if check_positive("utilization", utilization) > 1:
         raise ValueError(f"utilization must be at most 1, got {utilization}")
-    check_count("reserve_bytes", reserve_bytes, minimum=0)
+    reserve_bytes = check_count("reserve_bytes", reserve_bytes, minimum=0)
     device = chip.visible_memory_bytes or chip.memory_bytes
     return Budget(device, int(device * utilization), spec.weight_bytes(weight_dtype), reserve_bytes)
 
@@ -68,19 +68,23 @@ class Capacity:
     """What fits into a stretch of memory.
 
     Fields: ``blocks`` whole blocks; ``tokens`` slots in them; ``bytes_per_block``;
-    ``max_concurrency`` sequences of ``max_model_len`` tokens, as the fraction that engines print;
-    ``sequences`` the whole ones.
+    ``blocks_per_sequence`` of ``max_model_len`` tokens.
     """
 
     blocks: int
     tokens: int
     bytes_per_block: int
-    max_concurrency: float
+    blocks_per_sequence: int
+
+    @property
+    def max_concurrency(self) -> float:
+        """Return sequences of full length, as the fraction that engines print."""
+        return self.blocks / self.blocks_per_sequence
 
     @property
     def sequences(self) -> int:
         """Return how many sequences of full length fit at once."""
-        return int(self.max_concurrency)
+        return self.blocks // self.blocks_per_sequence
 
 
 def capacity(
@@ -101,14 +105,11 @@ def capacity(
     >>> fits.blocks, fits.tokens, round(fits.max_concurrency, 2), fits.sequences
     (28832, 461312, 56.31, 56)
     """
-    check_count("available_bytes", available_bytes, minimum=0)
-    check_count("max_model_len", max_model_len)
-    per_block = check_count("block_size", block_size) * spec.kv_bytes_per_token(
-        kv_dtype, view="reserved"
-    )
-    blocks = available_bytes // per_block
-    blocks_per_sequence = -(-max_model_len // block_size)
-    return Capacity(blocks, blocks * block_size, per_block, blocks / blocks_per_sequence)
+    block_size = check_count("block_size", block_size)
+    per_block = block_size * spec.kv_bytes_per_token(kv_dtype, view="reserved")
+    blocks = check_count("available_bytes", available_bytes, minimum=0) // per_block
+    blocks_per_sequence = -(-check_count("max_model_len", max_model_len) // block_size)
+    return Capacity(blocks, blocks * block_size, per_block, blocks_per_sequence)
 
 
 def max_sequences(
@@ -127,7 +128,7 @@ def max_sequences(
     >>> max_sequences(spec, 80 * 2**30 - spec.weight_bytes(), tokens=2**17)
     4
     """
-    check_count("available_bytes", available_bytes, minimum=0)
+    available_bytes = check_count("available_bytes", available_bytes, minimum=0)
     return available_bytes // spec.sequence_bytes(check_count("tokens", tokens), kv_dtype, view)
 
 
@@ -150,7 +151,7 @@ def max_context(
     >>> max_context(models.get("mistral-7b"), 2**30, sequences=2) is None
     True
     """
-    check_count("available_bytes", available_bytes, minimum=0)
+    available_bytes = check_count("available_bytes", available_bytes, minimum=0)
     share = available_bytes // check_count("sequences", sequences)
 
     def fits(tokens: int) -> bool:
