@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from servelab.models import Attention, LayerSpec, ModelSpec
-from servelab.units import check_count
+from servelab.units import check_count, check_positive
 
 # Shapes below: B sequences, T new tokens, S keys (cached and new), D hidden size, H query heads,
 # K KV heads, d head_dim, V vocabulary.
@@ -57,8 +57,17 @@ class DenseDecoder(nn.Module):
         super().__init__()
         if spec.position_rows:
             raise ValueError(f"{spec.name} has learned positions; this decoder is rotary")
+        head_dims = {layer.attention.head_dim for layer in spec.layers}
+        if len(head_dims) > 1 or min(head_dims) % 2:
+            raise ValueError(
+                f"{spec.name}: rotary angles come in pairs and are shared by all layers, "
+                f"so head_dim must be one even number, got {sorted(head_dims)}"
+            )
         self.spec = spec
-        self.rope_theta = rope_theta
+        self.head_dim = head_dims.pop()
+        self.rope_theta = check_positive("rope_theta", rope_theta)
+        check_positive("norm_eps", norm_eps)
+        check_positive("init_std", init_std)
         with torch.device(device):
             self.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size)
             self.layers = nn.ModuleList(Layer(layer, spec, norm_eps) for layer in spec.layers)
@@ -91,20 +100,16 @@ class DenseDecoder(nn.Module):
 
         Parameters: ``tokens`` ids, (B, T); ``cache`` holds the keys and values of what came before
         and receives those of ``tokens``; None: ``tokens`` is all there is.
+        Raises: ``TypeError``, ``ValueError`` for token ids that are no integers of shape (B, T) or
+        not in the vocabulary, and for a cache of another shape or with too little room.
         """
-        if (
-            tokens.dim() != 2
-            or tokens.numel() == 0
-            or tokens.dtype not in (torch.int32, torch.int64)
-        ):
-            raise ValueError(
-                f"tokens must be integers of shape (B, T), got {tokens.dtype} {tuple(tokens.shape)}"
-            )
+        self.check_tokens(tokens)
+        if cache is not None:
+            cache.check_room(*tokens.shape, self.spec, self.embed_tokens.weight.dtype)
         start = 0 if cache is None else cache.length
         positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)  # (T)
         hidden = self.embed_tokens(tokens)  # (B, T, D)
-        head_dim = self.spec.layers[0].attention.head_dim
-        rotation = rotary(positions, head_dim, self.rope_theta, hidden.dtype)
+        rotation = rotary(positions, self.head_dim, self.rope_theta, hidden.dtype)
         for index, layer in enumerate(self.layers):
             hidden = layer(
                 hidden, positions, rotation, None if cache is None else cache.layer(index)
@@ -115,6 +120,24 @@ class DenseDecoder(nn.Module):
             hidden = hidden[:, -1:]  # (B, 1, D): lm_head is the largest matrix, one row is enough
         logits: Tensor = self.lm_head(self.norm(hidden))
         return logits
+
+    def check_tokens(self, tokens: Tensor) -> None:
+        """Raise ``TypeError`` or ``ValueError`` for ids that an embedding would crash on."""
+        if not isinstance(tokens, Tensor):
+            raise TypeError(f"tokens must be a tensor of shape (B, T), got {tokens!r}")
+        if tokens.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"tokens must be int32 or int64, got {tokens.dtype}")
+        if tokens.dim() != 2 or tokens.numel() == 0:
+            raise ValueError(
+                f"tokens must have shape (B, T), neither of them 0, got {tuple(tokens.shape)}"
+            )
+        if tokens.is_meta:
+            return  # a shape without values
+        for token in (int(tokens.min()), int(tokens.max())):
+            if not 0 <= token < self.spec.vocab_size:
+                raise ValueError(
+                    f"token id {token} is not in the vocabulary, 0 to {self.spec.vocab_size - 1}"
+                )
 
 
 class Layer(nn.Module):
@@ -272,12 +295,9 @@ class DenseCache:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        check_count("batch", batch)
-        check_count("max_tokens", max_tokens)
-        shapes = [
-            (batch, layer.attention.num_kv_heads, max_tokens, layer.attention.head_dim)
-            for layer in spec.layers
-        ]
+        batch, max_tokens = check_count("batch", batch), check_count("max_tokens", max_tokens)
+        shapes = _kv_shapes(spec, batch, max_tokens)
+        self.spec = spec
         self.keys = [
             torch.zeros(shape, device=device, dtype=dtype) for shape in shapes
         ]  # per layer (B, K, S, d)
@@ -289,10 +309,32 @@ class DenseCache:
         """Return the keys and values of one layer, each (B, K, max_tokens, d)."""
         return self.keys[index], self.values[index]
 
+    def check_room(self, batch: int, new_tokens: int, spec: ModelSpec, dtype: torch.dtype) -> None:
+        """Raise ``ValueError`` where the next step of a model does not fit this cache."""
+        shapes = _kv_shapes(spec, batch, self.max_tokens)
+        if [tuple(k.shape) for k in self.keys] != shapes or self.keys[0].dtype != dtype:
+            raise ValueError(
+                f"the cache is for {self.keys[0].shape[0]} sequences of {self.spec.name} in "
+                f"{self.keys[0].dtype}, the step is {batch} sequences of {spec.name} in {dtype}"
+            )
+        if self.length + new_tokens > self.max_tokens:
+            raise ValueError(
+                f"the cache has room for {self.max_tokens} tokens: it holds {self.length}, "
+                f"and {new_tokens} more do not fit"
+            )
+
     @property
     def nbytes(self) -> int:
         """Return the bytes that the tensors occupy."""
         return sum(t.nbytes for t in self.keys + self.values)
+
+
+def _kv_shapes(spec: ModelSpec, batch: int, max_tokens: int) -> list[tuple[int, int, int, int]]:
+    """Return the shape of the keys, and of the values, of each layer: (B, K, S, d)."""
+    return [
+        (batch, layer.attention.num_kv_heads, max_tokens, layer.attention.head_dim)
+        for layer in spec.layers
+    ]
 
 
 def greedy(model: DenseDecoder, prompt: Tensor, new_tokens: int, cached: bool = True) -> Tensor:
@@ -301,7 +343,8 @@ def greedy(model: DenseDecoder, prompt: Tensor, new_tokens: int, cached: bool = 
     Parameters: ``prompt`` ids, (B, N); ``cached`` False: every step runs the whole sequence again.
     Raises: as ``DenseDecoder.forward``.
     """
-    check_count("new_tokens", new_tokens)
+    new_tokens = check_count("new_tokens", new_tokens)
+    model.check_tokens(prompt)
     batch, length = prompt.shape
     cache = None
     if cached:
