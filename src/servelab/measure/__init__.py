@@ -2,7 +2,7 @@
 
 from servelab.measure.device import Device, device_line, probe
 from servelab.measure.records import Measurement, Record, load_records
-from servelab.measure.roofs import roofs, sample_seconds
+from servelab.measure.timing import roofs, sample_seconds
 
 __all__ = [
     "Device",

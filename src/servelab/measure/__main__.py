@@ -6,7 +6,7 @@ from pathlib import Path
 
 from servelab.measure.device import probe
 from servelab.measure.records import FOLDER, Record
-from servelab.measure.roofs import roofs
+from servelab.measure.timing import roofs
 from servelab.units import format_bandwidth, format_flop_rate, format_seconds, table
 
 

@@ -102,7 +102,10 @@ class Record:
     note: str = ""
 
     def __post_init__(self) -> None:
-        datetime.date.fromisoformat(self.date)
+        try:
+            datetime.date.fromisoformat(self.date)
+        except (TypeError, ValueError):
+            raise ValueError(f"date must be YYYY-MM-DD, got {self.date!r}") from None
         if not isinstance(self.note, str):
             raise TypeError(f"note must be a text, got {self.note!r}")
         if not self.measurements:

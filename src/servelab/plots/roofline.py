@@ -12,6 +12,7 @@ Ignores: roofs of caches and of other number formats than those asked for.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -120,7 +121,7 @@ def _mark_ridge(axes: Sequence[Axes], roof: Roof) -> None:
     """Draw the ridge from its roof down through the rows of operators."""
     ridge = roof.chip.ridge(roof.dtype)
     low, high = axes[0].get_ylim()
-    line = {"color": COLORS["neutral"], "linestyle": ":", "linewidth": 1.4}
+    line: dict[str, Any] = {"color": COLORS["neutral"], "linestyle": ":", "linewidth": 1.4}
     axes[0].vlines(ridge, low, roof.chip.peak(roof.dtype), **line)
     for axis in axes[1:]:
         axis.axvline(ridge, **line)
