@@ -2,13 +2,14 @@
 
 from servelab.measure.device import Device, device_line, probe
 from servelab.measure.records import Measurement, Record, load_records
-from servelab.measure.timing import roofs, sample_seconds
+from servelab.measure.timing import linears, roofs, sample_seconds
 
 __all__ = [
     "Device",
     "Measurement",
     "Record",
     "device_line",
+    "linears",
     "load_records",
     "probe",
     "roofs",

@@ -2,12 +2,30 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from servelab import models
 from servelab.measure.device import probe
 from servelab.measure.records import FOLDER, Record
-from servelab.measure.timing import roofs
+from servelab.measure.timing import linears, roofs
 from servelab.units import format_bandwidth, format_flop_rate, format_seconds, table
+
+MODEL = models.get("qwen3-8b")  # the book's running example
+
+
+def measured(quick: bool, note: str) -> Record:
+    """Return a record of the roofs and of a real matrix below them, with few rows and with many."""
+
+    def progress(line: str) -> None:
+        print(f"  measuring {line}", flush=True)
+
+    record = roofs(quick, note, progress)
+    matrix = MODEL.layers[0].mlp.linears(MODEL.hidden_size)[-1]  # down_proj
+    dtype = "bf16" if record.device.kind == "cuda" else "fp32"
+    rows = (1, 16) if quick else (1, 4, 16, 64, 256, 1024)
+    points = linears(rows, matrix.d_in, matrix.d_out, dtype, 5 if quick else 15, progress)
+    return replace(record, measurements=record.measurements + points)
 
 
 def report(record: Record) -> str:
@@ -32,8 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, print, store; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m servelab.measure",
-        description="Measure the roofs of this device (memory and matrix products) and store a "
-        "record: date, device, versions, raw samples. Nothing in it names the host or the user.",
+        description="Measure the roofs of this device (memory and matrix products), and a matrix "
+        "of Qwen3-8B below them; store a record: date, device, versions, raw samples. Nothing in "
+        "it names the host or the user.",
     )
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder; default: package data")
     parser.add_argument("--quick", action="store_true", help="fewer samples, smaller matrices")

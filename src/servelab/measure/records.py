@@ -30,8 +30,8 @@ class Measurement:
     """One quantity, measured a number of times.
 
     Parameters: ``quantity`` one of ``UNITS``; ``dtype`` of the elements; ``shape`` of the work: the
-    elements of the buffer, or m, k, n of a matrix product; ``amount`` of FLOP or bytes (read and
-    written) in one execution; ``seconds`` of each execution, warm-up left out, in order.
+    elements of the buffer, or rows, d_in, d_out of a matrix product; ``amount`` of FLOP or bytes
+    (read and written) in one execution; ``seconds`` of each execution, warm-up left out, in order.
     Raises: ``TypeError``, ``ValueError`` that names the field and the rule it broke.
 
     >>> copied = Measurement("copy_bandwidth", "fp32", (250_000,), 2_000_000, (1e-3, 2e-3, 1e-3))
@@ -42,7 +42,8 @@ class Measurement:
     UNITS: ClassVar[Mapping[str, str]] = {
         "copy_bandwidth": "B/s",
         "read_bandwidth": "B/s",
-        "matmul_rate": "FLOP/s",
+        "matmul_rate": "FLOP/s",  # square matrices: a roof
+        "linear_rate": "FLOP/s",  # a model's matrix and some rows: a point below the roof
     }
 
     quantity: str

@@ -1,4 +1,4 @@
-"""Measured roofs: how fast this device really moves bytes, and really multiplies matrices.
+"""Timers and measured roofs: how fast this device really moves bytes and multiplies matrices.
 
 Models: two memory rates (copying a buffer, counted as read plus written; reading one) and the rate
 of a square matrix product per dtype. Buffers exceed the last cache level at least fourfold, so the
@@ -13,17 +13,19 @@ copy can move up to half as many bytes again as are counted here.
 
 import datetime
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 
 from servelab.measure.device import Device, probe
 from servelab.measure.records import Measurement, Record
+from servelab.roofline import matmul
 from servelab.units import MiB, check_count
 
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _LEAST_BUFFER_BYTES = 256 * MiB
+_SMALL_MATRIX = {"cpu": 1024, "cuda": 4096}  # large enough to keep every core busy
 _BUDGET_SECONDS = 4.0  # for the samples of one measurement, where one execution is slow
 
 
@@ -93,6 +95,40 @@ def roofs(
     return Record(today, device, tuple(measurements), note)
 
 
+def linears(
+    rows: Sequence[int],
+    d_in: int,
+    d_out: int,
+    dtype: str,
+    samples: int = 7,
+    progress: Callable[[str], object] | None = None,
+) -> tuple[Measurement, ...]:
+    """Measure ``Y = X W`` with one W of (d_in, d_out) and as many rows of X as asked for, in turn.
+
+    Parameters: ``rows`` the tokens of each product; ``dtype`` a key of ``TORCH_DTYPES``;
+    ``samples`` of each; ``progress`` called with a line before each.
+    Raises: ``TypeError``, ``ValueError`` for bad counts or another dtype.
+
+    >>> [m.shape for m in linears([1, 2], 64, 32, "fp32", samples=3)]
+    [(1, 64, 32), (2, 64, 32)]
+    """
+    if dtype not in TORCH_DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(TORCH_DTYPES)}, got {dtype!r}")
+    wanted = [matmul(count, d_in, d_out, dtype, dtype) for count in rows]
+    where, torch_dtype = probe().kind, TORCH_DTYPES[dtype]
+    generator = torch.Generator(device=where).manual_seed(0)
+    weight = torch.randn((d_out, d_in), device=where, generator=generator).to(torch_dtype)
+    found = []
+    for count, cost in zip(rows, wanted, strict=True):
+        if progress is not None:
+            progress(f"linear_rate {dtype} {count}x{d_in}x{d_out}")
+        x = torch.randn((count, d_in), device=where, generator=generator).to(torch_dtype)
+        work = partial(torch.nn.functional.linear, x, weight)  # (count, d_out)
+        seconds = sample_seconds(work, samples, warmup=1, budget_seconds=_BUDGET_SECONDS)
+        found.append(Measurement("linear_rate", dtype, (count, d_in, d_out), cost.flop, seconds))
+    return tuple(found)
+
+
 def _memory_rates(device: Device, measured: Callable[..., Measurement]) -> Iterator[Measurement]:
     source = torch.ones(_buffer_bytes(device) // 4, device=device.kind)  # fp32, one dimension
     target = torch.empty_like(source)
@@ -106,7 +142,7 @@ def _matmul_rates(
 ) -> Iterator[Measurement]:
     # A CPU has no unit for fp16: the rate would be an emulation's.
     dtypes = ("fp32", "bf16", "fp16") if device.kind == "cuda" else ("fp32", "bf16")
-    small = 4096 if device.kind == "cuda" else 1024
+    small = _SMALL_MATRIX[device.kind]
     generator = torch.Generator(device=device.kind).manual_seed(0)
     for dtype in dtypes:
         for n in (small,) if quick else (small, 2 * small):
