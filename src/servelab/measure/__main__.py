@@ -60,9 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--replace", action="store_true", help="overwrite a record of this name")
     options = parser.parse_args(arguments)
     print(probe().report(), flush=True)
-    record = roofs(
-        options.quick, options.note, lambda line: print(f"  measuring {line}", flush=True)
-    )
+    record = measured(options.quick, options.note)
     print(report(record))
     try:
         print(f"stored {record.save(options.out, options.replace)}")
