@@ -68,7 +68,7 @@ def cumulative_work(spec: ModelSpec, prompt_tokens: int, new_tokens: int) -> Fig
 
 
 def work_per_token(spec: ModelSpec, longest_tokens: int) -> Figure:
-    """Return the FLOP of one generated token over its context, split in linear layers and attention.
+    """Return the FLOP of one token over its context, linear layers and attention apart.
 
     Parameters: ``longest_tokens`` right end of the axis; contexts count the token itself.
     Raises: ``TypeError``, ``ValueError`` for bad counts.
@@ -104,16 +104,24 @@ def work_per_token(spec: ModelSpec, longest_tokens: int) -> Figure:
         )
         crossing = next((i for i, a in enumerate(attention) if a >= linear[i]), None)
         if crossing is not None:
-            axes.axvline(contexts[crossing], color=COLORS["black"], linestyle=":", linewidth=1.5)
+            top = 1.06 * (linear[-1] + attention[-1])
+            axes.vlines(
+                contexts[crossing],
+                linear[0],
+                top,
+                color=COLORS["black"],
+                linestyle=":",
+                linewidth=1.5,
+            )
             axes.text(
                 contexts[crossing] - longest_tokens * 0.01,
-                1.06 * (linear[-1] + attention[-1]),
+                top,
                 "attention = linear layers",
                 ha="right",
-                va="center",
+                va="top",
             )
         axes.xaxis.set_major_locator(MultipleLocator(longest_tokens / 4))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda t, _: f"{t / KiB:g}K"))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda t, _: f"{t / KiB:g}K" if t else "0"))
         axes.yaxis.set_major_formatter(EngFormatter("FLOP"))
         axes.set_xlabel("context of the token, in tokens")
         axes.set_ylabel("work of one token")
@@ -146,7 +154,7 @@ def pair_grid(prompt_tokens: int, new_tokens: int) -> Figure:
     """
     check_count("new_tokens", new_tokens, minimum=2)
     with styled():
-        figure, axes = new_figure(columns=2, height_inches=3.7)
+        figure, axes = new_figure(columns=2, height_inches=4.2)
         for panel, cached in zip(axes, (False, True), strict=True):
             counts = pair_counts(prompt_tokens, new_tokens, cached)
             name = "With a cache" if cached else "Without a cache"
@@ -158,15 +166,18 @@ def pair_grid(prompt_tokens: int, new_tokens: int) -> Figure:
 def _draw_counts(axes: Axes, counts: list[list[int]], prompt_tokens: int, highest: int) -> None:
     """Draw one grid: queries downwards, keys to the right, the count in every cell."""
     size = len(counts)
-    padded = [[*row, *[float("nan")] * (size - len(row))] for row in counts]
+    padded = [[*map(float, row), *[float("nan")] * (size - len(row))] for row in counts]
     axes.imshow(padded, cmap="Oranges", vmin=0, vmax=1.6 * highest)
     for query, row in enumerate(counts):
         for key, count in enumerate(row):
-            axes.text(key, query, str(count), ha="center", va="center", fontsize=9.5)
+            axes.text(key, query, str(count), ha="center", va="center", fontsize=12)
     axes.axhline(prompt_tokens - 0.5, color=COLORS["black"], linestyle="--", linewidth=1.2)
-    axes.text(size - 0.6, prompt_tokens - 0.6, "prompt", ha="right", va="bottom", fontsize=9.5)
-    axes.set_xticks(range(size), range(1, size + 1))
-    axes.set_yticks(range(size), range(1, size + 1))
+    for side, part in (("bottom", "prompt"), ("top", "generated")):
+        edge = prompt_tokens - (0.6 if side == "bottom" else 0.4)
+        axes.text(size - 0.6, edge, part, ha="right", va=side, fontsize=9.5)
+    tokens = [str(token) for token in range(1, size + 1)]
+    axes.set_xticks(range(size), tokens)
+    axes.set_yticks(range(size), tokens)
     axes.grid(visible=False)
     axes.set_xlabel("key of token")
     axes.set_ylabel("query of token")
