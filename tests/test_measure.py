@@ -122,6 +122,23 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
     assert measure.load_records(tmp_path) == (changed,)
 
 
+def test_of_several_records_the_fastest_series_of_each_measurement_is_kept() -> None:
+    slow, fast = RECORD.measurements[0], RECORD.measurements[1]
+    other = dataclasses.replace(
+        RECORD,
+        measurements=(
+            dataclasses.replace(slow, seconds=(1e-9,)),
+            dataclasses.replace(fast, seconds=(1.0,)),
+        ),
+    )
+    kept = measure.fastest([RECORD, other])
+    assert kept.measurements == (other.measurements[0], *RECORD.measurements[1:])
+    with pytest.raises(ValueError, match="must be of one device"):
+        measure.fastest([RECORD, dataclasses.replace(RECORD, device=measure.probe())])
+    with pytest.raises(ValueError, match="must be of one device"):
+        measure.fastest([])
+
+
 def _set(*keys: str | int, to: object) -> Callable[[dict[str, Any]], None]:
     def edit(raw: Any) -> None:
         for key in keys[:-1]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from servelab import models
 from servelab.measure.device import probe
-from servelab.measure.records import FOLDER, Record
+from servelab.measure.records import FOLDER, Record, fastest
 from servelab.measure.timing import linears, roofs
 from servelab.units import format_bandwidth, format_flop_rate, format_seconds, table
 
@@ -58,9 +58,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer samples, smaller matrices")
     parser.add_argument("--note", default="", help="what a reader of the record should know")
     parser.add_argument("--replace", action="store_true", help="overwrite a record of this name")
+    parser.add_argument(
+        "--repeat",
+        type=int,
+        default=1,
+        metavar="N",
+        help="measure all N times, keep the fastest series of each (for a machine with other work)",
+    )
     options = parser.parse_args(arguments)
+    if options.repeat < 1:
+        parser.error(f"--repeat must be at least 1, got {options.repeat}")
     print(probe().report(), flush=True)
-    record = measured(options.quick, options.note)
+    series = [measured(options.quick, options.note) for _ in range(options.repeat)]
+    record = fastest(series)
     print(report(record))
     try:
         print(f"stored {record.save(options.out, options.replace)}")

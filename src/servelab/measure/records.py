@@ -12,8 +12,8 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -218,6 +218,22 @@ def load_records(folder: Path = FOLDER) -> tuple[Record, ...]:
             raise ValueError(f"{path.name}: {error}") from error
         records.append(record)
     return tuple(records)
+
+
+def fastest(records: Sequence[Record]) -> Record:
+    """Return the first record with, of each measurement, the series of the smallest median in all.
+
+    Other programs on a machine only ever add time, so the fastest series is the least disturbed.
+    Raises: ``ValueError`` where there is no record, or not all are of one device.
+    """
+    if len({record.device for record in records}) != 1:
+        raise ValueError(f"records must be of one device, got {[r.name for r in records]}")
+    best: dict[tuple[object, ...], Measurement] = {}
+    for measurement in (m for record in records for m in record.measurements):
+        key = (measurement.quantity, measurement.dtype, measurement.shape)
+        if key not in best or measurement.median_seconds < best[key].median_seconds:
+            best[key] = measurement
+    return replace(records[0], measurements=tuple(best.values()))
 
 
 def _one_line(match: re.Match[str]) -> str:
