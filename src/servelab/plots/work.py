@@ -36,7 +36,7 @@ def cumulative_work(spec: ModelSpec, prompt_tokens: int, new_tokens: int) -> Fig
     }
     prompt_flop = spent[True][0]
     with styled():
-        figure, (axes,) = new_figure()
+        figure, (axes,) = new_figure(width_inches=6.0, height_inches=3.5)
         for cached, name, colour, dash, offset in (
             (False, "without a cache", COLORS["accent"], "--", 11),
             (True, "with a cache", COLORS["kv"], "-", 11),
@@ -79,7 +79,7 @@ def work_per_token(spec: ModelSpec, longest_tokens: int) -> Figure:
     attention = [cost.by_name()["attention"].flop for cost in costs]
     linear = [cost.flop - a for cost, a in zip(costs, attention, strict=True)]
     with styled():
-        figure, (axes,) = new_figure()
+        figure, (axes,) = new_figure(width_inches=6.0, height_inches=3.5)
         axes.stackplot(
             contexts,
             linear,
@@ -154,7 +154,7 @@ def pair_grid(prompt_tokens: int, new_tokens: int) -> Figure:
     """
     check_count("new_tokens", new_tokens, minimum=2)
     with styled():
-        figure, axes = new_figure(columns=2, height_inches=4.2)
+        figure, axes = new_figure(columns=2, width_inches=6.4, height_inches=3.8)
         for panel, cached in zip(axes, (False, True), strict=True):
             counts = pair_counts(prompt_tokens, new_tokens, cached)
             name = "With a cache" if cached else "Without a cache"
@@ -172,7 +172,7 @@ def _draw_counts(axes: Axes, counts: list[list[int]], prompt_tokens: int, highes
         for key, count in enumerate(row):
             axes.text(key, query, str(count), ha="center", va="center", fontsize=12)
     axes.axhline(prompt_tokens - 0.5, color=COLORS["black"], linestyle="--", linewidth=1.2)
-    for side, part in (("bottom", "prompt"), ("top", "generated")):
+    for side, part in (("bottom", "prompt"), ("top", "reply")):
         edge = prompt_tokens - (0.6 if side == "bottom" else 0.4)
         axes.text(size - 0.6, edge, part, ha="right", va=side, fontsize=9.5)
     tokens = [str(token) for token in range(1, size + 1)]
