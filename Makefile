@@ -20,7 +20,7 @@ help: ## list these targets
 
 book: .venv/.stamp ## build the book into _build/html
 	@echo "==> Building the book"
-	@$(BIN)/jupyter-book build -W -n --keep-going --quiet .
+	@$(BIN)/jupyter-book build --all -W -n --keep-going --quiet .
 	@echo "==> Built: open _build/html/index.html, or run: make serve"
 
 test: .venv/.stamp ## lint, types, unit tests, every notebook cell, the book and its links
