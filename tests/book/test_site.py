@@ -154,6 +154,11 @@ def test_no_formula_is_left_as_source(path: Path) -> None:
 
 
 @each_page
+def test_no_page_names_the_folder_it_was_built_in(path: Path) -> None:
+    assert str(ROOT) not in path.read_text(encoding="utf-8")
+
+
+@each_page
 def test_a_page_has_one_title(path: Path) -> None:
     # The theme repeats the title in a block that only a printer sees.
     titles = [tag for tag in soup(path).find_all("h1") if not tag.find_parent(class_="onlyprint")]
