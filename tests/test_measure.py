@@ -210,7 +210,9 @@ def small_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "_SMALL_MATRIX", {"cpu": 64, "cuda": 64})
     linears = timing.linears
     monkeypatch.setattr(
-        command, "linears", lambda rows, d_in, d_out, *more: linears([2], 96, 64, *more)
+        command,
+        "linears",
+        lambda rows, d_in, d_out, *more, **named: linears([2], 96, 64, *more, **named),
     )
 
 

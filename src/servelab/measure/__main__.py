@@ -24,7 +24,10 @@ def measured(quick: bool, note: str) -> Record:
     matrix = MODEL.layers[0].mlp.linears(MODEL.hidden_size)[-1]  # down_proj
     dtype = "bf16" if record.device.kind == "cuda" else "fp32"
     rows = (1, 16) if quick else (1, 4, 16, 64, 256, 1024)
-    points = linears(rows, matrix.d_in, matrix.d_out, dtype, 5 if quick else 15, progress)
+    samples, budget_seconds = (5, 1.0) if quick else (15, 4.0)
+    points = linears(
+        rows, matrix.d_in, matrix.d_out, dtype, samples, budget_seconds, progress=progress
+    )
     return replace(record, measurements=record.measurements + points)
 
 

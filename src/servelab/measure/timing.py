@@ -26,13 +26,12 @@ from servelab.units import MiB, check_count
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _LEAST_BUFFER_BYTES = 256 * MiB
 _SMALL_MATRIX = {"cpu": 1024, "cuda": 4096}  # large enough to keep every core busy
-_BUDGET_SECONDS = 4.0  # for the samples of one measurement, where one execution is slow
 
 
 def sample_seconds(
     work: Callable[[], object],
     samples: int = 15,
-    warmup: int = 3,
+    warmup: int = 2,
     budget_seconds: float = float("inf"),
 ) -> tuple[float, ...]:
     """Return the seconds of repeated executions of ``work``, after ``warmup`` untimed ones.
@@ -87,7 +86,7 @@ def roofs(
     ) -> Measurement:
         if progress is not None:
             progress(f"{quantity} {dtype} {'x'.join(map(str, shape))}")
-        seconds = sample_seconds(work, samples, budget_seconds=_BUDGET_SECONDS)
+        seconds = sample_seconds(work, samples, budget_seconds=1.0 if quick else 4.0)
         return Measurement(quantity, dtype, shape, amount, seconds)
 
     measurements = [*_memory_rates(device, measured), *_matmul_rates(device, quick, measured)]
@@ -101,12 +100,14 @@ def linears(
     d_out: int,
     dtype: str,
     samples: int = 7,
+    budget_seconds: float = 1.0,
     progress: Callable[[str], object] | None = None,
 ) -> tuple[Measurement, ...]:
     """Measure ``Y = X W`` with one W of (d_in, d_out) and as many rows of X as asked for, in turn.
 
     Parameters: ``rows`` the tokens of each product; ``dtype`` a key of ``TORCH_DTYPES``;
-    ``samples`` of each; ``progress`` called with a line before each.
+    ``samples`` of each, fewer where they take longer than ``budget_seconds``; ``progress`` called
+    with a line before each.
     Raises: ``TypeError``, ``ValueError`` for bad counts or another dtype.
 
     >>> [m.shape for m in linears([1, 2], 64, 32, "fp32", samples=3)]
@@ -124,7 +125,7 @@ def linears(
             progress(f"linear_rate {dtype} {count}x{d_in}x{d_out}")
         x = torch.randn((count, d_in), device=where, generator=generator).to(torch_dtype)
         work = partial(torch.nn.functional.linear, x, weight)  # (count, d_out)
-        seconds = sample_seconds(work, samples, warmup=1, budget_seconds=_BUDGET_SECONDS)
+        seconds = sample_seconds(work, samples, warmup=1, budget_seconds=budget_seconds)
         found.append(Measurement("linear_rate", dtype, (count, d_in, d_out), cost.flop, seconds))
     return tuple(found)
 
