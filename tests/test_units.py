@@ -166,6 +166,12 @@ def test_the_largest_size_below_a_unit_is_not_1024_of_the_one_below(unit_bytes: 
     assert units.format_bytes(unit_bytes) == f"1 {below.split()[1]}" or below == "1,023 B"
 
 
+def test_a_size_keeps_its_unit_until_its_digits_round_up() -> None:
+    assert units.format_bytes(1023.5 * KiB) == "1,023.50 KiB"
+    assert units.format_bytes(1023.996 * KiB) == "1.00 MiB"
+    assert units.format_bytes(1023.96 * KiB, digits=1) == "1.0 MiB"
+
+
 def test_gb_and_gib_are_told_apart() -> None:
     # correctness R7: the weights of Llama-3-8B are 16.06 GB and 14.96 GiB
     assert units.format_bytes(16_060_522_496, "GB") == "16.06 GB"
@@ -192,6 +198,14 @@ def test_rates_and_work_have_three_digits_and_no_thousand(
     assert len(number.replace(".", "")) == 3
     assert 1 <= float(number) < 1000
     assert math.isclose(float(number) * SI[unit.removesuffix(suffix)], value, rel_tol=0.00501)
+
+
+@pytest.mark.parametrize(
+    ("flop", "text"),
+    [(999.96e9, "1.00 TFLOP"), (9.996e9, "10.0 GFLOP"), (999.4e9, "999 GFLOP"), (0, "0 FLOP")],
+)
+def test_work_rounds_into_the_next_prefix(flop: float, text: str) -> None:
+    assert units.format_flop(flop) == text
 
 
 @given(st.floats(1e-9, 999))
