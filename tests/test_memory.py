@@ -75,6 +75,15 @@ def test_max_context_is_the_longest_that_fits(
     assert memory.max_sequences(spec, available, longest + 1, view=view) < sequences
 
 
+def test_every_window_must_be_full_before_memory_sets_no_limit() -> None:
+    near, far = (LayerSpec(Attention(1, 1, 2, window), Mlp(4), 4) for window in (10, 50))
+    spec = ModelSpec("two windows", 4, 7, (near, far), False, 4)
+    full = spec.sequence_bytes(50)
+    assert memory.max_context(spec, full) is None
+    assert memory.max_context(spec, full - 1) == 49
+    assert memory.max_context(spec, spec.sequence_bytes(10)) == 10
+
+
 @given(specs(), st.integers(0, 30_000), st.integers(1, 40), st.integers(1, 300))
 def test_capacity_is_the_most_blocks_that_fit(
     spec: ModelSpec, available: int, block_size: int, length: int

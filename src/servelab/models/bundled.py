@@ -35,7 +35,7 @@ def get(name: str) -> ModelSpec:
     ...
     KeyError: "no bundled model 'llama'; near: llama-2-7b, llama-3-70b, llama-3-8b"
     """
-    if not isinstance(name, str) or name not in names():
+    if name not in names():
         wanted = str(name).lower()
         near = [n for n in names() if wanted in n] or difflib.get_close_matches(
             wanted, names(), n=3, cutoff=0.3
