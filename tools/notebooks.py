@@ -10,6 +10,7 @@ are counted, no times are stored, and the outputs of cells tagged ``nbval-ignore
 from __future__ import annotations
 
 import argparse
+import base64
 import datetime
 import importlib.metadata
 import json
@@ -32,6 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("chapters", "solutions")
 RECORD = "chapters/_status.json"
 STATUS_PAGE = "chapters/92_status"  # reads the record, so it runs last and is not in the record
+README_FIGURE = ("chapters/02_the_roofline", "fig-c2-roofline", "_static/roofline.png")
 CELL_TIMEOUT_SECONDS = 120
 NOTEBOOK_LIMIT_SECONDS = 60
 IGNORED, STDERR_ALLOWED, RAISES = "nbval-ignore-output", "stderr-expected", "raises-exception"
@@ -162,8 +164,18 @@ def record(runs: list[Run], root: Path = ROOT) -> None:
     path.write_text(json.dumps({"notebooks": kept}, indent=1) + "\n")
 
 
+def figure(notebook: Any, name: str) -> bytes:
+    """The PNG of the figure that the book knows under a name."""
+    for cell in notebook.cells:
+        if cell.metadata.get("mystnb", {}).get("figure", {}).get("name") == name:
+            for output in cell.outputs:
+                if "image/png" in output.get("data", {}):
+                    return base64.b64decode(output.data["image/png"])
+    raise ValueError(f"no cell of the notebook shows a figure named {name!r}")
+
+
 def store(run: Run, refresh: bool, root: Path = ROOT) -> bool:
-    """Report one run, write its notebook if the bytes differ; say whether the record is due."""
+    """Report one run, write its notebook if the bytes differ; say if the record is due."""
     if run.error:
         print(f"  {run.stem:40s} FAILED after {run.seconds:.1f} s, {run.error}\n", flush=True)
         return False
@@ -171,6 +183,9 @@ def store(run: Run, refresh: bool, root: Path = ROOT) -> bool:
     changed = not target.exists() or target.read_text() != run.text
     if changed:
         target.write_text(run.text)
+    stem, name, picture = README_FIGURE
+    if run.stem == stem:
+        (root / picture).write_bytes(figure(nbformat.reads(run.text, as_version=4), name))
     slow = f"  (over {NOTEBOOK_LIMIT_SECONDS} s)" if run.seconds > NOTEBOOK_LIMIT_SECONDS else ""
     print(
         f"  {run.stem:40s} {run.seconds:6.1f} s  {'written' if changed else 'unchanged'}{slow}",

@@ -111,6 +111,12 @@ def test_every_figure_has_a_text_alternative(stem: str) -> None:
             assert alt.strip(), f"no mystnb.image.alt on the cell:\n{cell.source}"
 
 
+def test_the_picture_of_the_readme_is_the_figure_of_the_chapter() -> None:
+    stem, name, picture = notebooks.README_FIGURE
+    assert picture in (ROOT / "README.md").read_text()
+    assert (ROOT / picture).read_bytes() == notebooks.figure(stored(stem), name)
+
+
 @each_pair
 def test_cells_are_short_and_their_tags_known(stem: str) -> None:
     for cell in stored(stem).cells:
