@@ -89,7 +89,7 @@ def decode_step_time(
     bandwidth = chip.bandwidth_bytes_per_second
     weights = size_bytes(spec.matmul_params, _DTYPE)
     with styled():
-        figure, panels = new_figure(columns=len(contexts), height_inches=3.7)
+        figure, panels = new_figure(len(contexts), height_inches=3.7, width_inches=6.4)
         for axes, context in zip(panels, contexts, strict=True):
             costs = [_decode(spec, batch, context) for batch in batches]
             kv = [batch * spec.sequence_bytes(context, _DTYPE) for batch in batches]
@@ -110,7 +110,7 @@ def decode_step_time(
                 [1e3 * c.flop / chip.peak(_DTYPE) for c in costs],
                 "--",
                 color=COLORS["black"],
-                label="arithmetic, at the same time",
+                label="arithmetic",
             )
             fits = _fitting_sequences(spec, chip, context)
             longest = time_bound(_decode(spec, min(fits, most_sequences), context), chip, _DTYPE)
