@@ -104,10 +104,11 @@ class DenseDecoder(nn.Module):
         not in the vocabulary, and for a cache of another shape or with too little room.
         """
         self.check_tokens(tokens)
+        batch, new_tokens = tokens.shape
         if cache is not None:
-            cache.check_room(*tokens.shape, self.spec, self.embed_tokens.weight.dtype)
+            cache.check_room(batch, new_tokens, self.spec, self.embed_tokens.weight.dtype)
         start = 0 if cache is None else cache.length
-        positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)  # (T)
+        positions = torch.arange(start, start + new_tokens, device=tokens.device)  # (T)
         hidden = self.embed_tokens(tokens)  # (B, T, D)
         rotation = rotary(positions, self.head_dim, self.rope_theta, hidden.dtype)
         for index, layer in enumerate(self.layers):
@@ -115,7 +116,7 @@ class DenseDecoder(nn.Module):
                 hidden, positions, rotation, None if cache is None else cache.layer(index)
             )  # (B, T, D)
         if cache is not None:
-            cache.length += tokens.shape[1]
+            cache.length += new_tokens
         if last_only:
             hidden = hidden[:, -1:]  # (B, 1, D): lm_head is the largest matrix, one row is enough
         logits: Tensor = self.lm_head(self.norm(hidden))
