@@ -1,15 +1,17 @@
 """What the site needs beyond Jupyter Book's own settings.
 
-Three hooks, each for one thing that a setting in ``_config.yml`` cannot say:
+Hooks, each for one thing that a setting in ``_config.yml`` cannot say:
 
 - theme options are added one by one, because setting ``html_theme_options`` there would replace
   all that Jupyter Book derives (repository and launch links);
 - scripts that the theme adds twice, and those that would be fetched from another host, are dropped;
+- the parts of a docstring (Parameters, Raises, Source) become paragraphs of their own;
 - the copied MathJax is cut down to what an HTML page with TeX can load.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
+DOCSTRING_PART = re.compile(r"(Models|Assumes|Ignores|Parameters|Fields|Returns|Raises|Source):")
 # Relative to the copied MathJax: TeX in, HTML and CSS out, the menu and its aids to accessibility.
 MATHJAX_KEPT = ("tex-chtml.js", "input/tex", "output/chtml/fonts", "ui", "a11y", "sre")
 
@@ -53,6 +56,19 @@ def clean_scripts(
     context["script_files"] = kept
 
 
+def part_docstring(
+    app: Sphinx, what: str, name: str, subject: Any, options: Any, lines: list[str]
+) -> None:
+    """Set each part of a docstring apart, under a bold name."""
+    parted = []
+    for line in lines:
+        if start := DOCSTRING_PART.match(line):
+            parted += ["", f"**{start[1]}:**{line[start.end() :]}"]
+        else:
+            parted.append(line)
+    lines[:] = parted
+
+
 def prune_mathjax(app: Sphinx, error: Exception | None) -> None:
     """Delete the parts of the copied MathJax that no page can load."""
     root = Path(app.outdir, "_static", "mathjax")
@@ -69,5 +85,6 @@ def prune_mathjax(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("config-inited", set_theme_options, priority=100)  # before the theme reads them
     app.connect("html-page-context", clean_scripts, priority=900)  # after every extension added its
+    app.connect("autodoc-process-docstring", part_docstring)
     app.connect("build-finished", prune_mathjax, priority=900)  # after the copy
     return {"parallel_read_safe": True, "parallel_write_safe": True}
