@@ -1,5 +1,6 @@
 """The decoder in torch: a dense one first, the oracle for everything that is faster."""
 
-from servelab.decoder.dense import DenseCache, DenseDecoder, greedy
+from servelab.decoder.cache import DenseCache
+from servelab.decoder.dense import DenseDecoder, greedy
 
 __all__ = ["DenseCache", "DenseDecoder", "greedy"]
