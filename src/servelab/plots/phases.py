@@ -39,7 +39,7 @@ def intensity_over_rows(
     >>> figure.axes[0].get_ylabel()
     'intensity (FLOP per byte)'
     """
-    rows = _doublings(most_rows)
+    rows = _doublings(most_rows, per_octave=4)
     ridge = chip.ridge(_DTYPE)
     with styled():
         figure, (axes,) = new_figure(height_inches=4.3, width_inches=6.4)
@@ -146,7 +146,7 @@ def speed_over_latency(spec: ModelSpec, chip: Accelerator, contexts: Sequence[in
         figure, (axes,) = new_figure(height_inches=4.0, width_inches=6.4)
         for context, colour, marker in zip(contexts, CYCLE, MARKERS, strict=False):
             fits = _fitting_sequences(spec, chip, context)
-            batches = [b for b in _doublings(fits) if b < fits] + [fits]
+            batches = [b for b in _doublings(fits, per_octave=4) if b < fits] + [fits]
             tpot = [time_bound(_decode(spec, b, context), chip, _DTYPE).seconds for b in batches]
             speed = [batch / seconds for batch, seconds in zip(batches, tpot, strict=True)]
             axes.plot([1e3 * t for t in tpot], speed, color=colour)
