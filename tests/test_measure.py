@@ -190,7 +190,7 @@ def test_the_records_of_the_package_are_sane() -> None:
         cache = record.device.cache_bytes or 0
         for m in record.measurements:
             assert len(m.seconds) >= 5, "a median of a few samples says little"
-            assert m.spread < 0.3, f"{record.name}: {m.quantity} {m.dtype} is mostly noise"
+            assert m.spread < 0.5, f"{record.name}: {m.quantity} {m.dtype} is mostly noise"
             if m.unit == "B/s":
                 assert 4 * m.shape[0] >= 4 * cache, "that would be the bandwidth of a cache"
                 assert m.rate <= chip.bandwidth_bytes_per_second

@@ -1,7 +1,8 @@
 """The roofline figure: what a chip allows at each intensity, and where operators stand.
 
-Models: roofs from data sheets (solid) and from measurements (dashed); below them operators, each
-placed by its `Cost`: open on the roof, where it may come at best, or filled at the rate it reached.
+Models: roofs from data sheets (solid) and from measurements (dashed); operators, each placed by
+its `Cost`: open on the roof, where it may come at best, or filled at the rate it reached. Several
+operators get a row each below the roofs, by step; of a single one the steps are named on the spot.
 
 Assumes: intensity over the device memory, reads and writes; the first roof is the one that open
 points stand on and whose ridge is marked.
@@ -50,13 +51,14 @@ class Point:
 
 
 def roofline(roofs: Sequence[Roof], points: Sequence[Point] = ()) -> Figure:
-    """Return the figure: roofs above, and below them one row per operator on the same axis.
+    """Return the figure: roofs, operators on or below them, and a row for each operator.
 
     Raises: ``ValueError`` without a roof, or for a dtype that a chip lacks.
 
     >>> from servelab import hardware, roofline as costs
-    >>> down = Point("down_proj", "64 rows", costs.matmul(64, 12288, 4096))
-    >>> len(roofline([Roof(hardware.get("l4"), "bf16")], [down]).axes)
+    >>> up, down = costs.matmul(64, 4096, 12288), costs.matmul(64, 12288, 4096)
+    >>> points = [Point("up_proj", "64 rows", up), Point("down_proj", "64 rows", down)]
+    >>> len(roofline([Roof(hardware.get("l4"), "bf16")], points).axes)
     2
     """
     if not roofs:
@@ -65,7 +67,7 @@ def roofline(roofs: Sequence[Roof], points: Sequence[Point] = ()) -> Figure:
     ridges = [roof.chip.ridge(roof.dtype) for roof in roofs]
     limits = (min([1.0, *intensities]) / 3, max([*ridges, *intensities]) * 5)
     operators = list(dict.fromkeys(point.operator for point in points))
-    heights = [3.6, 0.3 + 0.36 * len(operators)] if points else [3.6]
+    heights = [3.6, 0.3 + 0.36 * len(operators)] if len(operators) > 1 else [3.6]
     with styled():
         figure, grid = plt.subplots(
             len(heights),
@@ -81,13 +83,10 @@ def roofline(roofs: Sequence[Roof], points: Sequence[Point] = ()) -> Figure:
         axes[0].margins(y=0.09)
         for index, roof in enumerate(roofs):
             _draw_roof(axes[0], roof, index, limits)
-        for index, step in enumerate(dict.fromkeys(point.step for point in points)):
-            here = [point for point in points if point.step == step]
-            _draw_step(axes, here, operators, index, roofs[0])
-        if points:
-            axes[0].legend(loc="upper left", handletextpad=0.2, labelspacing=0.7)
-            axes[1].set_yticks(range(len(operators)), operators)
-            axes[1].set_ylim(len(operators) - 0.4, -0.6)  # the first operator on top
+        if len(operators) > 1:
+            _draw_steps(axes, points, operators, roofs[0])
+        elif points:
+            _draw_series(axes[0], points, roofs[0])
         _mark_ridge(axes, roofs[0])
         figure.draw_without_rendering()  # only the layout tells how steep a slope is on paper
         for index, roof in enumerate(roofs):
@@ -152,28 +151,51 @@ def _label_slope(axis: Axes, roof: Roof, index: int, limits: tuple[float, float]
     )
 
 
-def _draw_step(
-    axes: Sequence[Axes], points: Sequence[Point], operators: list[str], index: int, roof: Roof
-) -> None:
-    """Draw the operators of one step above, at their rate, and below, each in its row."""
-    color = CYCLE[(index + 1) % len(CYCLE)]
-    dodge = 0.2 * (index - 1)  # where steps coincide, all of them show
-    timed = all(point.seconds is not None for point in points)
-    x = [point.cost.intensity for point in points]
-    for axis, y in (
-        (axes[0], [point.rate(roof) for point in points]),
-        (axes[1], [operators.index(point.operator) + dodge for point in points]),
-    ):
-        axis.plot(
-            x,
-            y,
-            linestyle="none",
-            marker=MARKERS[index % len(MARKERS)],
-            markersize=max(12 - 2.5 * index, 5),  # the same: later ones stand inside earlier ones
-            markeredgewidth=1.8,
-            markeredgecolor=color,
-            markerfacecolor=color if timed else "none",
-            label=points[0].step,
-            clip_on=False,
-            zorder=3,
+def _draw_series(axis: Axes, points: Sequence[Point], roof: Roof) -> None:
+    """Draw the steps of one operator, each with its name beside it."""
+    for point in points:
+        x, y = point.cost.intensity, point.rate(roof)
+        axis.plot(x, y, "o", clip_on=False, zorder=3, **_marker(point, CYCLE[2]))
+        axis.annotate(
+            point.step,
+            (x, y),
+            xytext=(5, -13),
+            textcoords="offset points",
+            color=CYCLE[2],
+            fontsize=9.5,
         )
+
+
+def _draw_steps(
+    axes: Sequence[Axes], points: Sequence[Point], operators: list[str], roof: Roof
+) -> None:
+    """Draw the operators of each step above, at their rate, and below, each in its row."""
+    for index, step in enumerate(dict.fromkeys(point.step for point in points)):
+        here = [point for point in points if point.step == step]
+        color = CYCLE[(index + 1) % len(CYCLE)]
+        dodge = 0.2 * (index - 1)  # where steps coincide, all of them show
+        size = max(12 - 2.5 * index, 5)  # the same: later ones stand inside earlier ones
+        x = [point.cost.intensity for point in here]
+        for axis, y in (
+            (axes[0], [point.rate(roof) for point in here]),
+            (axes[1], [operators.index(point.operator) + dodge for point in here]),
+        ):
+            axis.plot(
+                x,
+                y,
+                MARKERS[index % len(MARKERS)],
+                markersize=size,
+                label=step,
+                clip_on=False,
+                zorder=3,
+                **_marker(here[0], color),
+            )
+    axes[0].legend(loc="upper left", handletextpad=0.2, labelspacing=0.7)
+    axes[1].set_yticks(range(len(operators)), operators)
+    axes[1].set_ylim(len(operators) - 0.4, -0.6)  # the first operator on top
+
+
+def _marker(point: Point, color: str) -> dict[str, Any]:
+    """Return the look of a marker: filled where the point was timed, open where it is a bound."""
+    face = "none" if point.seconds is None else color
+    return {"markeredgecolor": color, "markerfacecolor": face, "markeredgewidth": 1.8}
