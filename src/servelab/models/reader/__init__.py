@@ -23,7 +23,8 @@ from servelab.models.reader.hybrid import HYBRIDS
 from servelab.models.reader.keys import Keys, show
 from servelab.models.reader.latent import LATENT_FAMILIES, read_latent
 from servelab.models.reader.ordinary import read_ordinary
-from servelab.models.reader.quantization import published_weight_bytes
+from servelab.models.reader.quantization import with_published_weights
+from servelab.models.reader.refused import REFUSED
 from servelab.models.reader.special import SPECIAL
 from servelab.models.spec import ModelSpec
 
@@ -54,8 +55,8 @@ def read_config(
 
 
 def _read(config: Mapping[str, Any], name: str | None) -> ModelSpec:
-    outer = Keys(config)
-    text = outer
+    outer = text = Keys(config)
+    outer.skip("quantization_config")  # read last, when the matrices are known
     where = ""
     outer_type = outer.raw("model_type")
     for section in _TEXT_SECTIONS:
@@ -75,12 +76,9 @@ def _read(config: Mapping[str, Any], name: str | None) -> ModelSpec:
         raise UnsupportedConfig("model_type", f"must be a string, got {show(model_type)}")
     _check_task(config, text, model_type)
     label = name or text.raw("_name_or_path") or outer.raw("_name_or_path") or model_type
-    spec = _by_family(text, str(label), model_type)
+    spec = with_published_weights(_by_family(text, str(label), model_type), outer, text)
     text.refuse_unread(where)
-    quantised = published_weight_bytes(spec, outer, text)
-    if quantised is None:
-        return spec
-    return quantised
+    return spec
 
 
 def _check_ties(outer: Keys, nested: Keys) -> None:
@@ -111,7 +109,9 @@ def _check_task(config: Mapping[str, Any], text: Keys, model_type: str) -> None:
 
 def _by_family(keys: Keys, name: str, model_type: str) -> ModelSpec:
     """Return the spec by the reader of the family, or by the ordinary rules, marked as such."""
-    base = model_type.removesuffix("_text")
+    base = model_type.removesuffix("_model").removesuffix("_text")
+    if base in REFUSED:
+        raise UnsupportedConfig("model_type", f"{show(model_type)} is not modelled: {REFUSED[base]}")
     keys.state("model_type", f"model_type = {show(model_type)}")
     special = SPECIAL.get(base) or HYBRIDS.get(base)
     if special is not None:

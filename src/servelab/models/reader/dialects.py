@@ -159,7 +159,8 @@ def opt(keys: Keys, family: Family) -> Family:
 def minimax_m2(keys: Keys, family: Family) -> Family:
     """MiniMax-M2's norms cover all heads of a layer; its prediction modules are not counted."""
     keys.must_be("qk_norm_type", ("per_layer",), "norms of another width")
-    keys.must_be("shared_intermediate_size", (0,), "a shared expert")
+    if set(keys.listing("attn_type_list") or [1]) != {1}:
+        raise UnsupportedConfig("attn_type_list", "has another attention than softmax")
     if keys.has("num_mtp_modules"):
         keys.state("params_other", "prediction modules are stated, their shape is not: not counted")
     keys.skip("use_mtp", "mtp_transformer_layers", "num_mtp_modules")
@@ -169,6 +170,13 @@ def minimax_m2(keys: Keys, family: Family) -> Family:
 def phi3(keys: Keys, family: Family) -> Family:
     """Phi-3's ``attention_bias`` is stated by its files and read by no matrix of the model code."""
     keys.must_be("attention_bias", (False,), "biases that the model code does not have")
+    return family
+
+
+def hyperclovax(keys: Keys, family: Family) -> Family:
+    """HyperCLOVA X with ``use_post_norm`` has two norms more per layer."""
+    if keys.flag("use_post_norm", False, "absent: false (HyperCLOVAXConfig)"):
+        return replace(family, norms=4)
     return family
 
 
@@ -196,4 +204,5 @@ DIALECTS: dict[str, Callable[[Keys, Family], Family]] = {
     "minimax_m2": minimax_m2,
     "phi3": phi3,
     "ernie4_5_moe": ernie,
+    "hyperclovax": hyperclovax,
 }

@@ -98,6 +98,10 @@ FAMILIES: dict[str, Family] = {
     "llama": _LLAMA,
     "code_llama": _LLAMA,
     "hyperclovax": replace(_LLAMA, source=_hf("hyperclovax")),
+    "hunyuan_v1_dense": replace(
+        _LLAMA, source=_hf("hunyuan_v1_dense"), mlp_bias=False, qk_norm="head",
+        fixed=(("use_qk_norm", True), ("use_cla", False)),
+    ),
     "cwm": replace(_NO_BIAS, source=_hf("cwm")),
     "granite": replace(_LLAMA, source=_hf("granite")),
     "helium": replace(_LLAMA, source=_hf("helium")),
@@ -156,7 +160,6 @@ FAMILIES: dict[str, Family] = {
         mlp_extra_params=2,
     ),
     "ernie4_5": _ERNIE,
-    "ernie4_5_text": _ERNIE,
     "exaone": replace(_LLAMA, source=_hf("exaone"), mlp_bias=False),
     "exaone4": replace(_NO_BIAS, source=_hf("exaone4"), qk_norm="head"),
     "olmo": replace(_LLAMA, source=_hf("olmo"), norm="none", mlp_bias=False),
@@ -165,32 +168,30 @@ FAMILIES: dict[str, Family] = {
     # --- Qwen, MiMo --------------------------------------------------------------------------------
     "qwen2": replace(_QWEN, source=_hf("qwen2")),
     "qwen2_vl": replace(_QWEN, source=_hf("qwen2_vl")),
-    "qwen2_vl_text": replace(_QWEN, source=_hf("qwen2_vl")),
     "qwen2_5_vl": replace(_QWEN, source=_hf("qwen2_5_vl")),
-    "qwen2_5_vl_text": replace(_QWEN, source=_hf("qwen2_5_vl")),
     "mimo": replace(
         _QWEN,
         source="XiaomiMiMo modeling_mimo.py: Qwen2 with prediction layers",
         fixed=(("attention_bias", True),),
     ),
     "qwen3": _QWEN3,
-    "qwen3_vl_text": replace(_QWEN3, source=_hf("qwen3_vl")),
+    "qwen3_vl": replace(_QWEN3, source=_hf("qwen3_vl")),
     "qwen2_moe": replace(
         _QWEN, source=_hf("qwen2_moe"), qkv_bias=("qkv_bias", True), mixture=_QWEN_MOE
     ),
     "qwen3_moe": replace(_QWEN3, source=_hf("qwen3_moe"), mixture=Mixture()),
-    "qwen3_vl_moe_text": replace(_QWEN3, source=_hf("qwen3_vl_moe"), mixture=Mixture()),
+    "qwen3_vl_moe": replace(_QWEN3, source=_hf("qwen3_vl_moe"), mixture=Mixture()),
     # --- Gemma, Cohere -----------------------------------------------------------------------------
     "gemma": _GEMMA,
     "gemma2": replace(_GEMMA, source=_hf("gemma2"), norms=4, full_every=2),
-    "gemma3_text": _GEMMA3,
+    "gemma3": _GEMMA3,
     "vaultgemma": replace(_GEMMA, source=_hf("vaultgemma"), full_every=2),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, source=_hf("cohere2"), qk_norm="none", full_every=4),
     # --- GLM ---------------------------------------------------------------------------------------
     "glm": _GLM,
     "glm4": replace(_GLM, source=_hf("glm4"), norms=4),
-    "glm4v_text": replace(_GLM, source=_hf("glm4v"), norms=4),
+    "glm4v": replace(_GLM, source=_hf("glm4v"), norms=4),
     "glm4_moe": replace(
         _GLM,
         source=_hf("glm4_moe"),

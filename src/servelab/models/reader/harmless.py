@@ -13,7 +13,7 @@ _STEMS = re.compile(
     "attention|attn|head|kv|cache|window|swa|sliding|chunk|sparse|index|expert|moe|router|layer|"
     "block|mamba|ssm|conv|state|linear|delta|recurrent|latent|lora|rank|compress|share|sharing|"
     "cross|mla|mtp|nextn|hidden_size|dim|width|_size|group|pattern|memory|depth|token_merg|sink|"
-    "mlp|ffn|proj|bias|norm|tie_|gate|query|key|value|alibi|position_embed|quant|adapter|segment|"
+    "mlp|ffn|proj|bias|norm|tie_|gate|query|key_value|alibi|position_embed|quant|adapter|segment|"
     "hybrid|ratio|interval|period|offset|freq"
 )
 
@@ -71,7 +71,7 @@ _NAMES = frozenset(
     slow_but_exact memory_efficient_attention masked_softmax_fusion bias_dropout_fusion
     use_post_norm_for_training offset_alibi moe_implementation index_share_for_mtp_iteration
     index_skip_topk_offset unsloth_version head_init_std quantization_status block_size_hint
-    attention_mask_in_length _name_or_path_size num_beam_groups
+    num_beam_groups ignore_index alibi lm_head_multiplier skip_bias_add skip_bias_add_qkv
     """
     # training, classification, generation
     """
@@ -102,6 +102,8 @@ def bears_on_shape(name: object, value: object) -> bool:
     if not isinstance(name, str) or value is None or value == [] or value == {}:
         return False
     lowered = name.lower()
+    if value is False and lowered.endswith("bias"):
+        return False  # a bias that is not there
     if lowered in _NAMES or lowered.endswith(("_token_id", "_token_ids", "_token_index")):
         return False
     return bool(_STEMS.search(lowered)) and not _MEDIA.search(lowered)

@@ -77,7 +77,11 @@ class Keys:
                 raise UnsupportedConfig(other, f"is {show(same)}, but {first} is {show(value)}")
         return first, value
 
-    def raw(self, name: str) -> object:
+    def names(self) -> list[str]:
+        """Return the names of all keys, in order."""
+        return [name for name in self._config if isinstance(name, str)]
+
+    def raw(self, name: str) -> Any:
         """Return a value as it stands, where its type decides how it is to be read."""
         return self._find((name,))[1]
 

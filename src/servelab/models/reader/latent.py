@@ -97,7 +97,8 @@ def with_indexers(sizes: Sizes, attention: LatentAttention) -> list[LatentAttent
     """
     keys, layers = sizes.keys, sizes.layers
     top = keys.count_or_none("index_topk", rule="absent: attention is not sparse")
-    keys.words("layer_types", layers, {"indexed_attention": "", "full_attention": ""})
+    kinds_known = ("indexed_attention", "deepseek_sparse_attention", "full_attention")
+    keys.words("layer_types", layers, dict.fromkeys(kinds_known, ""))
     if top is None:
         return [attention] * layers
     rank = attention.q_lora_rank

@@ -64,6 +64,7 @@ class Sizes:
 
 def read_sizes(keys: Keys, family: Family) -> Sizes:
     """Return width and depth; refuse what the family's rules do not cover."""
+    keys.must_be("add_cross_attention", (False,), "cross attention")
     for key, value in family.fixed:
         keys.must_be(key, (value,), family.source)
     return Sizes(

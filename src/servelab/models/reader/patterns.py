@@ -70,9 +70,12 @@ def every(period: int, layers: int, offset: int = -1) -> list[bool]:
 
 def windows(keys: Keys, layers: int, family: Family) -> list[Reach]:
     """Return the reach of every layer's attention."""
-    window = keys.count_or_none(
-        "sliding_window", "sliding_window_size", "window_size", rule="absent or null: no window"
-    )
+    names = ("sliding_window", "sliding_window_size", "window_size")
+    window = None
+    if keys.raw("use_sliding_window") is False:
+        keys.skip(*names)
+    else:
+        window = keys.count_or_none(*names, rule="absent or null: no window")
     claims = _claims(keys, layers)
     kinds = agree(claims)
     if kinds is None:
