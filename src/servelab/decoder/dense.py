@@ -103,7 +103,7 @@ class DenseDecoder(nn.Module):
         start = 0 if cache is None else cache.length
         positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)  # (T)
         hidden = self.embed_tokens(tokens)  # (B, T, D)
-        head_dim = self.spec.layers[0].attention.head_dim
+        head_dim = self.spec.layers[0].plain()[0].head_dim
         rotation = rotary(positions, head_dim, self.rope_theta, hidden.dtype)
         for index, layer in enumerate(self.layers):
             hidden = layer(
@@ -122,16 +122,15 @@ class Layer(nn.Module):
 
     def __init__(self, layer: LayerSpec, spec: ModelSpec, norm_eps: float) -> None:
         super().__init__()
-        if not layer.mlp.gated or layer.norm_params != 2 * spec.hidden_size:
+        attention, mlp = layer.plain()
+        if not mlp.gated or layer.norm_params != 2 * spec.hidden_size:
             raise ValueError(
                 f"{spec.name} is not of the Llama type: this decoder has RMSNorm and a gated MLP"
             )
         self.input_layernorm = RMSNorm(spec.hidden_size, norm_eps)
-        self.self_attn = SelfAttention(
-            layer.attention, spec.hidden_size, spec.window(layer), norm_eps
-        )
+        self.self_attn = SelfAttention(attention, spec.hidden_size, spec.window(layer), norm_eps)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, norm_eps)
-        self.mlp = GatedMlp(spec.hidden_size, layer.mlp.width, layer.mlp.bias)
+        self.mlp = GatedMlp(spec.hidden_size, mlp.width, mlp.bias)
 
     def forward(
         self,
@@ -275,8 +274,8 @@ class DenseCache:
         check_count("batch", batch)
         check_count("max_tokens", max_tokens)
         shapes = [
-            (batch, layer.attention.num_kv_heads, max_tokens, layer.attention.head_dim)
-            for layer in spec.layers
+            (batch, heads.num_kv_heads, max_tokens, heads.head_dim)
+            for heads, _ in (layer.plain() for layer in spec.layers)
         ]
         self.keys = [
             torch.zeros(shape, device=device, dtype=dtype) for shape in shapes

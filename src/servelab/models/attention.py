@@ -1,8 +1,8 @@
 """Attention as the cache sees it: what a token leaves behind, and what a query reads.
 
-Models: multi-head, grouped-query and multi-query attention; sliding windows and fixed chunks; layers
-that read an earlier layer's cache; latent attention (MLA); cross attention to images; the indexer
-of sparse attention with the side cache it keeps.
+Models: multi-head, grouped-query and multi-query attention; sliding windows and fixed chunks;
+layers that read an earlier layer's cache; latent attention (MLA); cross attention to images; the
+indexer of sparse attention with the side cache it keeps.
 
 Assumes: keys and values are stored once per layer, for as many heads as the layer has KV heads; a
 latent is stored once for all heads.
@@ -79,8 +79,8 @@ class Attention:
     width ``head_dim`` on queries and one on keys; ``gate_width`` columns of an output gate,
     projected with Q; ``value_projection`` False: values are made of the keys' projection;
     ``shares_kv`` it attends to an earlier layer's cache and stores nothing; ``top_tokens`` the most
-    keys that sparse attention lets a query see, chosen by ``indexer`` (None: by an earlier layer's);
-    ``extra_params`` sinks and norms of another width.
+    keys that sparse attention lets a query see, chosen by ``indexer`` (None: by an earlier
+    layer's); ``extra_params`` sinks and norms of another width.
     Raises: ``ValueError`` where the query heads do not divide over the KV heads.
     Source: Shazeer (2019) for MQA, Ainslie et al. (2023) for GQA.
 
@@ -167,7 +167,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Multi-head latent attention (MLA): one latent per token stands for all heads' keys and values.
+    """Multi-head latent attention (MLA): one latent per token stands for all heads' K and V.
 
     Parameters: ``num_q_heads``; ``kv_lora_rank`` width of the latent; ``qk_nope_head_dim``,
     ``qk_rope_head_dim`` the parts of a head without and with position, the second stored once for
@@ -176,7 +176,7 @@ class LatentAttention:
     of an output gate; ``top_tokens``, ``indexer`` as in `Attention`.
     Source: DeepSeek-AI (2024), "DeepSeek-V2", section 2.1.
 
-    >>> LatentAttention(128, 512, 128, 64, 128, q_lora_rank=1536).kv_elements_per_token  # no times 2
+    >>> LatentAttention(128, 512, 128, 64, 128, q_lora_rank=1536).kv_elements_per_token
     576
     """
 
@@ -225,9 +225,7 @@ class LatentAttention:
     @property
     def expansion_flop_per_token(self) -> int:
         """Return the FLOP of expanding one cached latent to keys and values of all heads."""
-        return (
-            2 * self.kv_lora_rank * self.num_q_heads * (self.qk_nope_head_dim + self.v_head_dim)
-        )
+        return 2 * self.kv_lora_rank * self.num_q_heads * (self.qk_nope_head_dim + self.v_head_dim)
 
     @property
     def norm_params(self) -> int:

@@ -192,7 +192,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer: attention or recurrent state or both, then a feed-forward block; any may be absent.
+    """One layer: attention or state or both, then a feed-forward block; any may be absent.
 
     Parameters: ``attention``, ``mlp``, ``state`` its parts (None: the layer has none);
     ``norm_params`` the parameters of the norms around them (``hidden_size`` each for RMSNorm, twice
@@ -210,6 +210,28 @@ class LayerSpec:
 
     def __post_init__(self) -> None:
         check_count("norm_params", self.norm_params, minimum=0)
+
+    def plain(self) -> tuple[Attention, Mlp]:
+        """Return attention and MLP of a layer that has these two and nothing unusual about them.
+
+        Raises: ``ValueError`` for any other layer; the decoders of this package build plain ones.
+
+        >>> LayerSpec(Attention(32, 8, 128), Mlp(14336), 2 * 4096).plain()[1].width
+        14336
+        """
+        heads, mlp = self.attention, self.mlp
+        if (
+            isinstance(heads, Attention)
+            and isinstance(mlp, Mlp)
+            and self.state is None
+            and not (self.extra or mlp.extra_params)
+            and not (heads.chunked or heads.gate_width or heads.shares_kv or heads.extra_params)
+            and heads.value_projection
+            and heads.value_dim == heads.head_dim
+            and heads.top_tokens is None
+        ):
+            return heads, mlp
+        raise ValueError(f"a layer of plain attention and an MLP is needed, got {self}")
 
     @property
     def kv_elements_per_token(self) -> int:

@@ -135,7 +135,9 @@ class ModelSpec:
     def require_parameters(self) -> None:
         """Raise ``UnsupportedConfig`` where the configuration leaves out what parameters need."""
         for key, why in self.unknown.items():
-            raise UnsupportedConfig(key, f"{why}; {self.name}'s cache is known, its weights are not")
+            raise UnsupportedConfig(
+                key, f"{why}; {self.name}'s cache is known, its weights are not"
+            )
 
     @cached_property
     def params_by_part(self) -> Mapping[str, int]:

@@ -6,9 +6,13 @@ from servelab.roofline.operators import (
     attention,
     causal_pairs,
     embedding,
+    experts,
+    index,
     keys_read,
     kv_append,
+    latent_attention,
     matmul,
+    recurrence,
 )
 from servelab.roofline.step import Step, step_cost
 
@@ -21,9 +25,13 @@ __all__ = [
     "attention",
     "causal_pairs",
     "embedding",
+    "experts",
+    "index",
     "keys_read",
     "kv_append",
+    "latent_attention",
     "matmul",
+    "recurrence",
     "rows_to_reach_ridge",
     "step_cost",
     "time_bound",

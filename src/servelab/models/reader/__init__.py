@@ -1,10 +1,10 @@
 """Reading a Hugging Face ``config.json``, strictly: which keys give which shape.
 
 Models: the families of `families`, `latent`, `hybrid` and `special`, and any decoder whose keys are
-the ordinary ones. Each value of the spec is read from a named key; where a family has a rule without
-a key for it, the rule and its source stand in the provenance.
+the ordinary ones. Each value of the spec is read from a named key; where a family has a rule
+without a key for it, the rule and its source stand in the provenance.
 
-Assumes: the keys mean what the model code of the family, mostly in transformers, gives them to mean.
+Assumes: the keys mean what the family's model code, mostly in transformers, takes them to mean.
 
 Ignores: keys that change neither shape, parameters nor cache; `harmless` says which those are.
 """
@@ -71,7 +71,9 @@ def _read(config: Mapping[str, Any], name: str | None) -> ModelSpec:
         model_type = outer_type
     if model_type is None:
         what = files.name_of_wrong_file(config)
-        raise UnsupportedConfig("model_type", f"is missing: this is {what}" if what else "is missing")
+        raise UnsupportedConfig(
+            "model_type", f"is missing: this is {what}" if what else "is missing"
+        )
     if not isinstance(model_type, str):
         raise UnsupportedConfig("model_type", f"must be a string, got {show(model_type)}")
     _check_task(config, text, model_type)
@@ -88,7 +90,9 @@ def _check_ties(outer: Keys, nested: Keys) -> None:
         if above is not None and below is None:
             nested.settle(key, above, f"{key} = {show(above)}, of the outer section")
         elif key == "tie_word_embeddings" and None is not above != below:
-            raise UnsupportedConfig(key, f"is {show(below)} in the text decoder, {show(above)} above")
+            raise UnsupportedConfig(
+                key, f"is {show(below)} in the text decoder, {show(above)} above"
+            )
 
 
 def _check_task(config: Mapping[str, Any], text: Keys, model_type: str) -> None:
@@ -111,7 +115,9 @@ def _by_family(keys: Keys, name: str, model_type: str) -> ModelSpec:
     """Return the spec by the reader of the family, or by the ordinary rules, marked as such."""
     base = model_type.removesuffix("_model").removesuffix("_text")
     if base in REFUSED:
-        raise UnsupportedConfig("model_type", f"{show(model_type)} is not modelled: {REFUSED[base]}")
+        raise UnsupportedConfig(
+            "model_type", f"{show(model_type)} is not modelled: {REFUSED[base]}"
+        )
     keys.state("model_type", f"model_type = {show(model_type)}")
     special = SPECIAL.get(base) or HYBRIDS.get(base)
     if special is not None:

@@ -49,7 +49,9 @@ def gpt_bigcode(keys: Keys, family: Family) -> Family:
 
 
 def chatglm(keys: Keys, family: Family) -> Family:
-    """Settle ChatGLM's KV heads: ``multi_query_group_num`` counts only with multi_query_attention."""
+    """Settle ChatGLM's KV heads: ``multi_query_group_num``, if ``multi_query_attention``."""
+    keys.must_be("quantization_bit", (0,), "weights of fewer bits")
+    keys.must_be("prefix_projection", (False,), "a learned prefix")
     if not keys.flag("multi_query_attention", False, "absent: false (ChatGLMConfig)"):
         heads = keys.count(*Q_HEADS)
         keys.skip("multi_query_group_num")
@@ -92,7 +94,8 @@ def dbrx(keys: Keys, family: Family) -> Family:
     for key, section in (("attn_config", attention), ("ffn_config", ffn)):
         if section is None:
             raise UnsupportedConfig(key, "is missing")
-    assert attention is not None and ffn is not None
+    assert attention is not None  # for the type checker: raised above
+    assert ffn is not None
     kv_heads = attention.count("kv_n_heads")
     keys.settle("num_key_value_heads", kv_heads, f"attn_config.kv_n_heads = {kv_heads}")
     attention.refuse_unread("attn_config.")
@@ -173,6 +176,18 @@ def phi3(keys: Keys, family: Family) -> Family:
     return family
 
 
+def cohere2(keys: Keys, family: Family) -> Family:
+    """Cohere 2 states its period under two names, and its block by flags with one value."""
+    if keys.has("layer_switch") and not keys.has("sliding_window_pattern"):
+        period = keys.count("layer_switch")
+        keys.settle("sliding_window_pattern", period, f"layer_switch = {period}")
+    keys.must_be("order_of_interleaved_layers", ("local_attn_first",), "another order")
+    keys.must_be("use_gated_activation", (True,), "two matrices")
+    keys.must_be("use_parallel_block", (True,), "two norms")
+    keys.skip("layer_switch")
+    return family
+
+
 def hyperclovax(keys: Keys, family: Family) -> Family:
     """HyperCLOVA X with ``use_post_norm`` has two norms more per layer."""
     if keys.flag("use_post_norm", False, "absent: false (HyperCLOVAXConfig)"):
@@ -185,8 +200,6 @@ def ernie(keys: Keys, family: Family) -> Family:
     if isinstance(keys.raw("moe_num_experts"), (list, tuple)):
         raise UnsupportedConfig("moe_num_experts", "is a list: experts per modality")
     return family
-
-
 
 
 DIALECTS: dict[str, Callable[[Keys, Family], Family]] = {
@@ -205,4 +218,5 @@ DIALECTS: dict[str, Callable[[Keys, Family], Family]] = {
     "phi3": phi3,
     "ernie4_5_moe": ernie,
     "hyperclovax": hyperclovax,
+    "cohere2": cohere2,
 }

@@ -22,7 +22,10 @@ _LLAMA = Family(_hf("llama"))
 
 #: An unknown model_type whose keys are the ordinary ones.
 ORDINARY = replace(
-    _LLAMA, source="the ordinary rules: Llama's shape", tied=None, qk_norm_key=("use_qk_norm", False)
+    _LLAMA,
+    source="the ordinary rules: Llama's shape",
+    tied=None,
+    qk_norm_key=("use_qk_norm", False),
 )
 
 _LAYER_NORM = replace(_LLAMA, norm="layer", gated=False)
@@ -79,6 +82,7 @@ _STARCODER2 = replace(
     out_bias=("use_bias", True),
     mlp_bias=("use_bias", True),
     window="everywhere",
+    fixed=(("norm_type", "layer_norm"), ("mlp_type", "default")),
 )
 _GLM = replace(
     _LLAMA, source=_hf("glm"), qkv_bias=("attention_bias", True), out_bias=False, mlp_bias=False
@@ -94,14 +98,18 @@ _ERNIE = replace(
 )
 
 FAMILIES: dict[str, Family] = {
-    # --- Llama and those that only rename it -----------------------------------------------------
+    # --- Llama and those that only rename it ------------------------------------------------------
     "llama": _LLAMA,
     "code_llama": _LLAMA,
     "hyperclovax": replace(_LLAMA, source=_hf("hyperclovax")),
     "hunyuan_v1_dense": replace(
-        _LLAMA, source=_hf("hunyuan_v1_dense"), mlp_bias=False, qk_norm="head",
+        _LLAMA,
+        source=_hf("hunyuan_v1_dense"),
+        mlp_bias=False,
+        qk_norm="head",
         fixed=(("use_qk_norm", True), ("use_cla", False)),
     ),
+    "deci": replace(_LLAMA, source="Deci modeling_decilm.py"),
     "cwm": replace(_NO_BIAS, source=_hf("cwm")),
     "granite": replace(_LLAMA, source=_hf("granite")),
     "helium": replace(_LLAMA, source=_hf("helium")),
@@ -112,8 +120,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "ministral": replace(_NO_BIAS, source=_hf("ministral"), window="everywhere"),
     "phi3": replace(
-        _LLAMA, source=_hf("phi3"), qkv_bias=False, out_bias=("attention_bias", False),
-        mlp_bias=False, window="everywhere",
+        _LLAMA,
+        source=_hf("phi3"),
+        qkv_bias=False,
+        out_bias=("attention_bias", False),
+        mlp_bias=False,
+        window="everywhere",
     ),
     "seed_oss": replace(
         _LLAMA,
@@ -143,20 +155,31 @@ FAMILIES: dict[str, Family] = {
         _NO_BIAS, source="baichuan-inc modeling_baichuan.py: fused W_pack, no biases, own lm_head"
     ),
     "internlm": replace(
-        _NO_BIAS, source="internlm modeling_internlm.py", qkv_bias=("bias", True),
+        _NO_BIAS,
+        source="internlm modeling_internlm.py",
+        qkv_bias=("bias", True),
         out_bias=("bias", True),
     ),
     "internlm2": replace(
-        _NO_BIAS, source="internlm modeling_internlm2.py", qkv_bias=("bias", True),
+        _NO_BIAS,
+        source="internlm modeling_internlm2.py",
+        qkv_bias=("bias", True),
         out_bias=("bias", True),
     ),
     "internlm3": replace(
-        _LLAMA, source=_hf("internlm3"), qkv_bias=("qkv_bias", False), out_bias=("bias", False),
+        _LLAMA,
+        source=_hf("internlm3"),
+        qkv_bias=("qkv_bias", False),
+        out_bias=("bias", False),
         mlp_bias=("bias", False),
     ),
     "arcee": replace(_LLAMA, source=_hf("arcee"), gated=False),
     "apertus": replace(
-        _LLAMA, source=_hf("apertus"), gated=False, mlp_bias=False, qk_norm="head",
+        _LLAMA,
+        source=_hf("apertus"),
+        gated=False,
+        mlp_bias=False,
+        qk_norm="head",
         mlp_extra_params=2,
     ),
     "ernie4_5": _ERNIE,
@@ -165,7 +188,7 @@ FAMILIES: dict[str, Family] = {
     "olmo": replace(_LLAMA, source=_hf("olmo"), norm="none", mlp_bias=False),
     "olmo2": _OLMO2,
     "olmo3": replace(_OLMO2, source=_hf("olmo3"), full_every=4),
-    # --- Qwen, MiMo --------------------------------------------------------------------------------
+    # --- Qwen, MiMo -------------------------------------------------------------------------------
     "qwen2": replace(_QWEN, source=_hf("qwen2")),
     "qwen2_vl": replace(_QWEN, source=_hf("qwen2_vl")),
     "qwen2_5_vl": replace(_QWEN, source=_hf("qwen2_5_vl")),
@@ -181,14 +204,14 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen3_moe": replace(_QWEN3, source=_hf("qwen3_moe"), mixture=Mixture()),
     "qwen3_vl_moe": replace(_QWEN3, source=_hf("qwen3_vl_moe"), mixture=Mixture()),
-    # --- Gemma, Cohere -----------------------------------------------------------------------------
+    # --- Gemma, Cohere ----------------------------------------------------------------------------
     "gemma": _GEMMA,
     "gemma2": replace(_GEMMA, source=_hf("gemma2"), norms=4, full_every=2),
     "gemma3": _GEMMA3,
     "vaultgemma": replace(_GEMMA, source=_hf("vaultgemma"), full_every=2),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, source=_hf("cohere2"), qk_norm="none", full_every=4),
-    # --- GLM ---------------------------------------------------------------------------------------
+    # --- GLM --------------------------------------------------------------------------------------
     "glm": _GLM,
     "glm4": replace(_GLM, source=_hf("glm4"), norms=4),
     "glm4v": replace(_GLM, source=_hf("glm4v"), norms=4),
@@ -200,23 +223,19 @@ FAMILIES: dict[str, Family] = {
         qk_norm_key=("use_qk_norm", False),
         mixture=_DEEPSEEK_MOE,
     ),
-    # --- GPT and its heirs: LayerNorm, two matrices ------------------------------------------------
+    # --- GPT and its heirs: LayerNorm, two matrices -----------------------------------------------
     "gpt2": _GPT2,
     "gpt_bigcode": replace(_GPT2, source=_hf("gpt_bigcode")),
     "gptj": _GPTJ,
     "codegen": replace(_GPTJ, source=_hf("codegen")),
-    "gpt_neo": replace(
-        _GPT2, source=_hf("gpt_neo"), qkv_bias=False, out_bias=True, mlp_bias=True
-    ),
+    "gpt_neo": replace(_GPT2, source=_hf("gpt_neo"), qkv_bias=False, out_bias=True, mlp_bias=True),
     "gpt_neox": replace(
         _BIASED,
         source=_hf("gpt_neox"),
         qkv_bias=("attention_bias", True),
         out_bias=("attention_bias", True),
     ),
-    "bloom": replace(
-        _BIASED, source=_hf("bloom"), tied=True, mlp_factor=4, embedding_norm=True
-    ),
+    "bloom": replace(_BIASED, source=_hf("bloom"), tied=True, mlp_factor=4, embedding_norm=True),
     "opt": replace(
         _BIASED,
         source=_hf("opt") + "; Zhang et al. (2022)",
@@ -262,7 +281,7 @@ FAMILIES: dict[str, Family] = {
         mlp_bias=False,
         fixed=(("qk_layernorm", False),),
     ),
-    # --- mixtures of experts -----------------------------------------------------------------------
+    # --- mixtures of experts ----------------------------------------------------------------------
     "mixtral": replace(_NO_BIAS, source=_hf("mixtral"), window="everywhere", mixture=_WIDE),
     "phimoe": replace(
         _LLAMA,
@@ -291,15 +310,11 @@ FAMILIES: dict[str, Family] = {
         sinks=True,
         mixture=replace(_WIDE, router_bias=True),
     ),
-    "ernie4_5_moe": replace(
-        _ERNIE, source=_hf("ernie4_5_moe"), mixture=_DEEPSEEK_MOE
-    ),
+    "ernie4_5_moe": replace(_ERNIE, source=_hf("ernie4_5_moe"), mixture=_DEEPSEEK_MOE),
     "exaone_moe": replace(
         _NO_BIAS, source=_hf("exaone_moe"), qk_norm="head", mixture=_DEEPSEEK_MOE
     ),
-    "solar_open": replace(
-        _NO_BIAS, source=_hf("solar_open"), mixture=_DEEPSEEK_MOE
-    ),
+    "solar_open": replace(_NO_BIAS, source=_hf("solar_open"), mixture=_DEEPSEEK_MOE),
     "dots1": replace(
         _LLAMA, source=_hf("dots1"), mlp_bias=False, qk_norm="head", mixture=_DEEPSEEK_MOE
     ),

@@ -29,9 +29,10 @@ _OTHER_FILES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("added_tokens_decoder", "chat_template", "tokenizer_file", "add_bos_token"),
      "a tokenizer_config.json"),
     (("weight_map",), "a safetensors index"),
-    (("image_processor_type", "feature_extractor_type", "processor_class"), "a preprocessor_config"),
-    (("_class_name", "_diffusers_version"), "a configuration of diffusers, not of a language model"),
-    (("producer", "quantization"), "an hf_quant_config.json: the quantisation of a model, not its shape"),
+    (("image_processor_type", "feature_extractor_type", "processor_class"),
+     "a preprocessor_config.json"),
+    (("_class_name", "_diffusers_version"), "a configuration of diffusers"),
+    (("producer", "quantization"), "an hf_quant_config.json: not the shape of a model"),
     (("do_sample", "max_new_tokens", "temperature", "top_p", "top_k"), "a generation_config.json"),
     (("n_kv_heads", "ffn_dim_multiplier", "multiple_of"), "a params.json of the original release; "
      "give the config.json"),

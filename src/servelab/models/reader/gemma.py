@@ -38,9 +38,7 @@ _GEMMA3N = Family(
     qk_norm="head",
     full_every=5,
 )
-_GEMMA4 = replace(
-    _GEMMA3N, source="transformers modeling_gemma4.py", norms=4, full_every=6
-)
+_GEMMA4 = replace(_GEMMA3N, source="transformers modeling_gemma4.py", norms=4, full_every=6)
 
 
 def _shared_from(sizes: Sizes) -> int:

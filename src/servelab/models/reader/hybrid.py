@@ -20,7 +20,6 @@ from servelab.models.reader.family import Family, Mixture
 from servelab.models.reader.keys import Keys, show
 from servelab.models.reader.latent import read_latent_attention
 from servelab.models.reader.ordinary import (
-
     LAYERS,
     Q_HEADS,
     Sizes,
@@ -104,7 +103,7 @@ def _auto(keys: Keys, name: str, value: int) -> int:
     return keys.count_or(value, name, rule=f"absent: {value}")
 
 
-# --- Qwen3-Next, Qwen3.5; Kimi Linear -------------------------------------------------------------
+# --- Qwen3-Next, Qwen3.5; Kimi Linear -----------------------------------------------------------
 
 
 def qwen_next(family: Family) -> Reader:
@@ -125,9 +124,7 @@ def qwen_next(family: Family) -> Reader:
         )
         keys.must_be("mtp_use_dedicated_embeddings", (False,), "embeddings of their own")
         gated = keys.flag("attn_output_gate", True, f"absent: gated ({family.source})")
-        heads = [
-            replace(a, gate_width=a.num_q_heads * a.head_dim * gated) for a in _heads(sizes)
-        ]
+        heads = [replace(a, gate_width=a.num_q_heads * a.head_dim * gated) for a in _heads(sizes)]
         return mix(sizes, name, kinds, heads, state, read_blocks(sizes))
 
     return read
@@ -152,7 +149,7 @@ def kimi_linear(keys: Keys, name: str) -> ModelSpec:
         linear.count("short_conv_kernel_size"),
         (read_dtype(keys, family), "fp32"),
     )
-    # Kimi K3 adds matrices whose shapes its file does not give: the cache is known, the weights not.
+    # Kimi K3 adds matrices whose shapes its file does not give: its cache is known, no weights.
     for section, key in (
         (keys, "attn_res_block_size"),
         (keys, "routed_expert_hidden_size"),
@@ -170,11 +167,11 @@ def kimi_linear(keys: Keys, name: str) -> ModelSpec:
     return mix(sizes, name, kinds, attention, state, read_blocks(sizes))
 
 
-# --- Mamba hybrids --------------------------------------------------------------------------------
+# --- Mamba hybrids ------------------------------------------------------------------------------
 
 
 def jamba(keys: Keys, name: str) -> ModelSpec:
-    """Return Jamba: one attention layer per period, Mamba elsewhere, experts in every other layer."""
+    """Return Jamba: one attention layer per period, Mamba elsewhere, experts in some layers."""
     family = _family("jamba", qkv_bias=False, out_bias=False, mixture=_WIDE)
     sizes = read_sizes(keys, family)
     kinds = _kinds(keys, sizes.layers, period="attn_layer_period", offset="attn_layer_offset")
@@ -191,6 +188,7 @@ def jamba(keys: Keys, name: str) -> ModelSpec:
         norms=True,
     )
     keys.must_be("sliding_window", (), "a window")
+    keys.must_be("mamba_inner_layernorms", (True,), "no inner norms")
     return mix(sizes, name, kinds, _heads(sizes), state, read_blocks(sizes))
 
 
@@ -225,8 +223,12 @@ def bamba(keys: Keys, name: str) -> ModelSpec:
 
 
 def granite_hybrid(keys: Keys, name: str) -> ModelSpec:
-    """Return Granite 4: Mamba-2 and attention, each with experts and a shared MLP, or the latter."""
-    family = _family("granitemoehybrid", mixture=replace(_WIDE, shared="width"))
+    """Return Granite 4: Mamba-2 and attention, each with a shared MLP and perhaps experts."""
+    family = _family(
+        "granitemoehybrid",
+        mixture=replace(_WIDE, shared="width"),
+        fixed=(("normalization_function", "rmsnorm"),),
+    )
     if keys.raw("num_local_experts") == 0:
         family = replace(family, mixture=None)
         keys.skip("num_local_experts", "num_experts_per_tok")
@@ -247,7 +249,8 @@ def falcon_h1(keys: Keys, name: str) -> ModelSpec:
     norm = keys.flag("mamba_rms_norm", False, "absent: false (FalconH1Config)")
     state = _mamba2_state(sizes, keys.count("mamba_d_ssm"), norm)
     keys.must_be("projectors_bias", (False,), "biases")
-    keys.skip("mamba_norm_before_gate", "mamba_use_mlp")
+    keys.must_be("mamba_use_mlp", (True,), "layers without an MLP")
+    keys.skip("mamba_norm_before_gate", "mlp_expansion_factor")
     norms = 2 * sizes.hidden
     return assemble(
         sizes,
@@ -348,7 +351,7 @@ def _nemotron_experts(sizes: Sizes) -> Experts:
     )
 
 
-# --- no attention at all ----------------------------------------------------------------------------
+# --- no attention at all ------------------------------------------------------------------------
 
 
 def mamba(keys: Keys, name: str) -> ModelSpec:
@@ -359,7 +362,9 @@ def mamba(keys: Keys, name: str) -> ModelSpec:
     dtype = read_dtype(keys, family)
     state = recurrent.mamba(
         sizes.hidden,
-        keys.count_or(expanded, "intermediate_size", "d_inner", rule="absent: expand x hidden_size"),
+        keys.count_or(
+            expanded, "intermediate_size", "d_inner", rule="absent: expand x hidden_size"
+        ),
         keys.count("state_size"),
         keys.count("conv_kernel"),
         _auto(keys, "time_step_rank", -(-sizes.hidden // 16)),
@@ -391,7 +396,7 @@ def mamba2(keys: Keys, name: str) -> ModelSpec:
     return assemble(sizes, name, (LayerSpec(None, None, sizes.hidden, state),) * sizes.layers)
 
 
-# --- other mixtures of attention and state ------------------------------------------------------------
+# --- other mixtures of attention and state ------------------------------------------------------
 
 
 def recurrent_gemma(keys: Keys, name: str) -> ModelSpec:
@@ -400,10 +405,15 @@ def recurrent_gemma(keys: Keys, name: str) -> ModelSpec:
     both = keys.count("intermediate_size")
     keys.settle("intermediate_size", both // 2, f"intermediate_size = {both}, for two matrices")
     sizes = read_sizes(keys, family)
-    cycle = keys.listing("block_types", "_block_types")
-    if not cycle or set(map(str, cycle)) - {"recurrent", "attention"}:
-        raise UnsupportedConfig("block_types", "must be a cycle of recurrent and attention")
-    kinds = [LAYER_TYPES[str(cycle[i % len(cycle)])] for i in range(sizes.layers)]
+    kinds = patterns.agree(
+        {
+            key: _cycle(key, keys.listing(key) or [], sizes.layers)
+            for key in ("block_types", "_block_types")
+            if keys.has(key)
+        }
+    )
+    if kinds is None:
+        raise UnsupportedConfig("block_types", "is missing")
     width = keys.count_or(sizes.hidden, "lru_width", rule="absent: hidden_size")
     blocks = keys.count(*Q_HEADS)
     if width % blocks:
@@ -415,6 +425,14 @@ def recurrent_gemma(keys: Keys, name: str) -> ModelSpec:
     window = Reach(keys.count("attention_window_size"))
     heads = read_attention(sizes, [window] * sizes.layers)
     return mix(sizes, name, kinds, heads, state, read_blocks(sizes))
+
+
+def _cycle(key: str, words: list[object], layers: int) -> list[str]:
+    """Return a cycle of words, repeated over the layers."""
+    known = {"recurrent": RECURRENT, "attention": FULL}
+    if not words or any(not isinstance(word, str) or word not in known for word in words):
+        raise UnsupportedConfig(key, "must be a cycle of recurrent and attention")
+    return [known[str(words[i % len(words)])] for i in range(layers)]
 
 
 def lfm2(keys: Keys, name: str) -> ModelSpec:
@@ -451,7 +469,9 @@ def _settle_lfm2_width(keys: Keys) -> None:
         width = int((factor or 1) * (2 * width // 3))
         width = multiple * -(-width // multiple)
     keys.skip("block_multiple_of", "block_ffn_dim_multiplier")
-    keys.settle("intermediate_size", width, "block_ff_dim, adjusted (transformers modeling_lfm2.py)")
+    keys.settle(
+        "intermediate_size", width, "block_ff_dim, adjusted (transformers modeling_lfm2.py)"
+    )
 
 
 def minimax(keys: Keys, name: str) -> ModelSpec:

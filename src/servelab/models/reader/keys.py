@@ -58,9 +58,7 @@ class Keys:
 
     def has(self, *names: str) -> bool:
         """Return whether any of the names is given and not null."""
-        return any(
-            self._config.get(name) is not None or name in self._settled for name in names
-        )
+        return any(self._config.get(name) is not None or name in self._settled for name in names)
 
     def _find(self, names: Sequence[str]) -> tuple[str, Any]:
         """Return the first name given, with its value; other spellings must not contradict it."""
@@ -181,6 +179,14 @@ class Keys:
                 )
         return [known[word] for word in listed]
 
+    def first(self, *names: str) -> int | None:
+        """Return the whole number under the first name given; others may say something else."""
+        given = next((name for name in names if self.has(name)), names[0])
+        self.skip(*names)
+        value = self.count_or_none(given, rule="absent: not stated")
+        self.state(names[0], self.provenance[given])
+        return value
+
     def section(self, name: str) -> Keys | None:
         """Return a nested section as keys of its own, or None where absent."""
         _, value = self._find((name,))
@@ -226,9 +232,7 @@ def as_count(name: str, value: object, minimum: int = 1, maximum: int = MAX_COUN
             name, f"must be a whole number of at least {minimum}, got {show(value)}"
         )
     if not minimum <= value <= maximum:
-        raise UnsupportedConfig(
-            name, f"must be from {minimum} to {maximum:,}, got {show(value)}"
-        )
+        raise UnsupportedConfig(name, f"must be from {minimum} to {maximum:,}, got {show(value)}")
     return int(value)
 
 

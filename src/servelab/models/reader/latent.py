@@ -85,7 +85,9 @@ def read_latent_attention(sizes: Sizes) -> LatentAttention:
         qk_nope_head_dim=nope,
         qk_rope_head_dim=rope,
         v_head_dim=keys.count("v_head_dim"),
-        q_lora_rank=keys.count_or_none("q_lora_rank", rule="absent or null: queries have no latent"),
+        q_lora_rank=keys.count_or_none(
+            "q_lora_rank", rule="absent or null: queries have no latent"
+        ),
         bias=keys.flag("attention_bias", False, "absent: the family has none"),
     )
 

@@ -42,6 +42,7 @@ EXPERTS_PER_TOKEN = (
     "top_k_experts", "moe_top_k",
 )  # fmt: skip
 SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_NO_TABLE = ("rope", "rotary", "nope", "alibi", "rope_gptj", "relative")
 PREDICTION_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 
@@ -65,11 +66,11 @@ class Sizes:
 def read_sizes(keys: Keys, family: Family) -> Sizes:
     """Return width and depth; refuse what the family's rules do not cover."""
     keys.must_be("add_cross_attention", (False,), "cross attention")
+    if family.position_offset is None:
+        keys.must_be("position_embedding_type", _NO_TABLE, "a table of positions")
     for key, value in family.fixed:
         keys.must_be(key, (value,), family.source)
-    return Sizes(
-        keys, family, keys.count(*HIDDEN), keys.count(*LAYERS, maximum=MAX_LAYERS)
-    )
+    return Sizes(keys, family, keys.count(*HIDDEN), keys.count(*LAYERS, maximum=MAX_LAYERS))
 
 
 def read_ordinary(keys: Keys, name: str, family: Family) -> ModelSpec:
@@ -230,7 +231,7 @@ def assemble(
 ) -> ModelSpec:
     """Return the model around its layers: vocabulary, ties, final norm, positions."""
     keys, family = sizes.keys, sizes.family
-    context = keys.count_or_none(*CONTEXT, rule="absent: not stated")
+    context = keys.first(*CONTEXT)
     rows = 0
     if family.position_offset is not None:
         if context is None:

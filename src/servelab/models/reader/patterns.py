@@ -222,5 +222,6 @@ def _sparse_rules(keys: Keys, layers: int) -> dict[str, list[bool]]:
 def numbers(keys: Keys, name: str, layers: int, first: int = 0) -> set[int]:
     """Return a list of layer numbers, counted from ``first``, as a set counted from 0."""
     return {
-        as_count(name, entry, first, layers - 1 + first) - first for entry in keys.listing(name) or []
+        as_count(name, entry, first, layers - 1 + first) - first
+        for entry in keys.listing(name) or []
     }

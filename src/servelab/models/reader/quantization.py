@@ -1,7 +1,7 @@
 """Weight bytes of a quantised model, by its own keys: bits, groups, scales, modules left out.
 
-Models: GPTQ, AWQ, compressed-tensors, fp8 (by block or tensor), MXFP4, ModelOpt (NVFP4, FP8, mixed),
-bitsandbytes.
+Models: GPTQ, AWQ, compressed-tensors, fp8 (by block or tensor), MXFP4, ModelOpt (NVFP4, FP8,
+mixed), bitsandbytes.
 
 Assumes: only matrices inside layers are quantised, and lm_head where a list of targets includes it;
 routers, shared gates, norms, biases and embeddings keep the model's dtype; a group that a row does
@@ -13,7 +13,7 @@ Ignores: packing rows to whole words, shapes and scales of activations; a fracti
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import translate
 from typing import Any
@@ -28,10 +28,12 @@ from servelab.units import size_bytes
 #: Module names, as published, of our matrices; the first part says where they stand in a layer.
 _ATTENTION = ("self_attn", "linear_attn", "mixer", "mamba", "attention")
 _MLP = ("mlp", "block_sparse_moe", "feed_forward", "mixer")
+_SHARED = ("shared_experts", "shared_expert")
 _PARTS = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj", "qkv_proj"),
     "kv_a_proj": ("kv_a_proj_with_mqa",),
-    "gate_up_proj": ("gate_proj", "up_proj", "gate_up_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj", "gate_up_proj", "w1", "w3"),
+    "down_proj": ("down_proj", "w2"),
     "in_proj_qkvz": ("in_proj_qkvz", "in_proj_qkv", "in_proj_z"),
     "in_proj_ba": ("in_proj_ba", "in_proj_b", "in_proj_a"),
     "index_q_proj": ("indexer.wq_b", "index_q_proj"),
@@ -39,7 +41,9 @@ _PARTS = {
     "index_weights_proj": ("indexer.weights_proj",),
 }
 _NEVER = frozenset({"router", "shared_gate", "index_weights_proj", "in_proj_ba"})
-_ROOTS = re.compile(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.|backbone\.)")
+_ROOTS = re.compile(
+    r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.|backbone\.)"
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ _NVFP4, _MXFP4 = Scheme(4, 16, 1, 8), Scheme(4, 32, 1, 8)
 _FP8_TENSOR, _FP8_CHANNEL = Scheme(8, 0, 0, 32), Scheme(8, 0, 1, 32)
 _ALGORITHMS = {
     "NVFP4": _NVFP4,
+    "W4A16_NVFP4": _NVFP4,
     "FP8": _FP8_TENSOR,
     "MXFP8": Scheme(8, 32, 1, 8),
     "MXFP4": _MXFP4,
@@ -100,6 +105,7 @@ class _Names:
             else:
                 self._exact.add(bare)
         self._prefixes = tuple(prefixes)
+        self._words = {name for name in self._exact if "." not in name}
         try:
             self._expressions = [re.compile(expression) for expression in expressions]
         except re.error as error:
@@ -107,13 +113,16 @@ class _Names:
 
     def match(self, module: str) -> bool:
         """Return whether the list has a module, or one that it is part of."""
-        parts = module.split(".")
-        stems = {".".join(parts[: i + 1]) for i in range(len(parts))}
-        return bool(
-            self._exact & (stems | set(parts))
-            or module.startswith(self._prefixes)
-            or any(e.match(module) or e.match(f"model.{module}") for e in self._expressions)
-        )
+        if self._prefixes and module.startswith(self._prefixes):
+            return True
+        if self._words and not self._words.isdisjoint(module.split(".")):
+            return True
+        stem = module if self._exact else ""
+        while stem:  # the module, then what it is part of
+            if stem in self._exact:
+                return True
+            stem = stem.rpartition(".")[0]
+        return any(e.match(module) or e.match(f"model.{module}") for e in self._expressions)
 
 
 @dataclass(frozen=True)
@@ -142,8 +151,9 @@ def with_published_weights(spec: ModelSpec, outer: Keys, text: Keys) -> ModelSpe
     plan = _plan(section)
     total = size_bytes(spec.params_total, spec.weight_dtype)
     element = size_bytes(1, spec.weight_dtype)
+    beside = str(text.raw("model_type") or outer.raw("model_type")).startswith("gemma4")
     for index, layer in enumerate(spec.layers):
-        for matrix, copies, modules in _matrices(layer, spec.hidden_size, index):
+        for matrix, copies, modules in _matrices(layer, spec.hidden_size, index, beside):
             scheme = None if matrix.name in _NEVER else plan.scheme(modules)
             if scheme is not None:
                 plain = matrix.d_in * matrix.d_out * element
@@ -162,30 +172,35 @@ def with_published_weights(spec: ModelSpec, outer: Keys, text: Keys) -> ModelSpe
     )
 
 
-def _matrices(layer: LayerSpec, hidden: int, index: int) -> Iterator[tuple[Linear, int, list[str]]]:
-    """Yield the matrices of a layer, how often each occurs, and the names it may have."""
+def _matrices(
+    layer: LayerSpec, hidden: int, index: int, beside: bool
+) -> Iterator[tuple[Linear, int, list[str]]]:
+    """Yield the matrices of a layer, how often each occurs, and the names it may have.
 
-    def names(matrix: Linear, places: tuple[str, ...], inside: str = "") -> list[str]:
-        parts = _PARTS.get(matrix.name.removeprefix("shared_"), (matrix.name.removeprefix("shared_"),))
-        return [f"layers.{index}.{place}{inside}.{part}" for place in places for part in parts]
+    ``beside``: the experts stand beside the MLP that every token passes through, as in Gemma 4,
+    not inside the MLP with a shared expert.
+    """
+
+    def names(matrix: Linear, places: Iterable[str]) -> list[str]:
+        bare = matrix.name.removeprefix("shared_")
+        parts = _PARTS.get(bare, (bare,))
+        return [f"layers.{index}.{place}.{part}" for place in places for part in parts]
 
     for part in (layer.attention, layer.state):
-        if part is not None:
-            for matrix in part.linears(hidden):
-                yield matrix, 1, names(matrix, _ATTENTION)
-    if layer.mlp is not None:
-        for matrix in layer.mlp.linears(hidden):
-            if matrix.name.startswith("shared_"):
-                inside = names(matrix, _MLP, ".shared_experts") + names(matrix, _MLP, ".shared_expert")
-                yield matrix, 1, inside
-            else:
-                yield matrix, 1, names(matrix, _MLP)
+        for matrix in () if part is None else part.linears(hidden):
+            yield matrix, 1, names(matrix, _ATTENTION)
+    if layer.mlp is None:
+        return
+    shared = _MLP if beside else [f"{p}.{s}" for p in _MLP for s in _SHARED]
+    for matrix in layer.mlp.linears(hidden):
+        yield matrix, 1, names(matrix, shared if matrix.name.startswith("shared_") else _MLP)
     if isinstance(layer.mlp, Experts):
+        routed = ["experts.0"] if beside else [f"{place}.experts.0" for place in _MLP]
         for matrix in layer.mlp.expert_linears(hidden):
-            yield matrix, layer.mlp.num_experts, names(matrix, _MLP, ".experts.0")
+            yield matrix, layer.mlp.num_experts, names(matrix, routed)
 
 
-# --- the keys of each method ------------------------------------------------------------------------
+# --- the keys of each method --------------------------------------------------------------------
 
 
 def _plan(config: Keys) -> _Plan:
@@ -209,8 +224,8 @@ def _plan(config: Keys) -> _Plan:
         return _Plan(((None, _bitsandbytes(config)),), left_out, lm_head=False)
     raise UnsupportedConfig(
         "quantization_config",
-        f"quant_method {show(method)} is not understood; known: gptq, awq, compressed-tensors, fp8, "
-        f"fbgemm_fp8, mxfp4, modelopt, bitsandbytes",
+        f"quant_method {show(method)} is not understood; known: gptq, awq, compressed-tensors, "
+        f"fp8, fbgemm_fp8, mxfp4, modelopt, bitsandbytes",
     )
 
 
@@ -293,5 +308,3 @@ def _weights(weights: Keys, layout: str) -> Scheme:
     if weights.raw("strategy") == "channel":
         return Scheme(bits, 0, 1, 16 + zero_bits)
     return Scheme(bits, 0, 0, 32)
-
-

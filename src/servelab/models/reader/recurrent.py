@@ -3,8 +3,8 @@
 Models: Mamba, Mamba-2, the gated delta rule, Kimi delta attention, lightning attention, RG-LRU, and
 the short convolution of LFM2.
 
-Assumes: a convolution keeps ``kernel - 1`` columns in the model's dtype; the state proper is kept in
-the dtype that the file names, else in the one that vLLM takes (``mamba_utils.py``).
+Assumes: a convolution keeps ``kernel - 1`` columns in the model's dtype; the state proper is kept
+in the dtype that the file names, else in the one that vLLM takes (``mamba_utils.py``).
 
 Ignores: chunked forms of prefill: their work is that of one token after another.
 """
@@ -12,9 +12,9 @@ Ignores: chunked forms of prefill: their work is that of one token after another
 from __future__ import annotations
 
 from servelab.models.attention import Linear
+from servelab.models.errors import UnsupportedConfig
 from servelab.models.layers import RecurrentState
 from servelab.models.reader.keys import Keys
-from servelab.models.errors import UnsupportedConfig
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 

@@ -10,7 +10,7 @@ Ignores: types nobody has compared; those are read by the ordinary rules and mar
 _WEIGHTS = "its weights differ from the ordinary rules in ways that no key states"
 
 REFUSED: dict[str, str] = {
-    "deepseek_v4": "compressed attention: layers keep one entry per 4 or 128 tokens (compress_ratios)",
+    "deepseek_v4": "compressed attention: one entry per 4 or 128 tokens (compress_ratios)",
     "deepseek_ref": "compressed attention, as DeepSeek-V4",
     "longcat_flash": "two attentions per layer and experts that do nothing",
     "zamba": "layers that share weights",
@@ -22,7 +22,8 @@ REFUSED: dict[str, str] = {
     "olmo_hybrid": "a recurrent state of its own",
     **dict.fromkeys(
         (
-            "afmoe", "aria", "biogpt", "bitnet", "cohere2_moe", "diffllama", "doge", "gpt_neox_japanese",
+            "afmoe", "aria", "biogpt", "bitnet", "cohere2_moe", "diffllama", "doge",
+            "gpt_neox_japanese",
             "granite_swa", "hunyuan_v1_moe", "hy_v3", "jais2", "mellum", "nanochat", "sarvam_mla",
             "sarvam_moe", "xglm", "ctrl", "xlnet", "cpmant", "reformer", "openai-gpt",
         ),

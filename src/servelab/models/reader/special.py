@@ -45,9 +45,10 @@ def llama4(keys: Keys, name: str) -> ModelSpec:
     sizes = read_sizes(keys, family)
     layers = sizes.layers
     if not keys.has("layer_types"):
-        listed = keys.counts("no_rope_layers", length=layers, minimum=0) or []
+        given = keys.raw("no_rope_layers")  # may be an empty list
+        listed = keys.counts("no_rope_layers", length=layers, minimum=0) if given else None
         period = keys.count_or(4, "no_rope_layer_interval", rule="absent: 4 (Llama4TextConfig)")
-        full = [not rotary for rotary in listed] or patterns.every(period, layers)
+        full = [not rotary for rotary in listed or []] or patterns.every(period, layers)
         words = ["full_attention" if f else "chunked_attention" for f in full]
         keys.settle("layer_types", words, "no_rope_layers, or one layer in 4: no rotary, full")
     keys.skip("no_rope_layers", "no_rope_layer_interval")
@@ -71,7 +72,9 @@ def mllama(keys: Keys, name: str) -> ModelSpec:
     Their cache holds an image's keys and values, nothing of the text; they are no part of
     ``kv_bytes_per_token``.
     """
-    family = Family("transformers modeling_mllama.py", qkv_bias=False, out_bias=False, mlp_bias=False)
+    family = Family(
+        "transformers modeling_mllama.py", qkv_bias=False, out_bias=False, mlp_bias=False
+    )
     sizes = read_sizes(keys, family)
     if not keys.has("cross_attention_layers"):
         raise UnsupportedConfig("cross_attention_layers", "is missing")
@@ -197,23 +200,30 @@ def mimo_v2_flash(keys: Keys, name: str) -> ModelSpec:
     reach = patterns.windows(keys, sizes.layers, family)
     value_dim = keys.count("v_head_dim")
     q_heads = keys.count(*Q_HEADS)
-    slides = {
-        "num_q_heads": keys.count_or(q_heads, "swa_num_attention_heads", rule="absent: as the others"),
-        "num_kv_heads": keys.count("swa_num_key_value_heads"),
-        "head_dim": keys.count("swa_head_dim"),
-        "v_head_dim": keys.count("swa_v_head_dim"),
-    }
+    swa_heads = keys.count_or(q_heads, "swa_num_attention_heads", rule="absent: as the others")
+    swa_kv_heads = keys.count("swa_num_key_value_heads")
+    swa_dim, swa_value_dim = keys.count("swa_head_dim"), keys.count("swa_v_head_dim")
+    if swa_heads % swa_kv_heads:
+        raise UnsupportedConfig("swa_num_key_value_heads", f"does not divide {swa_heads} heads")
     sinks = {
         True: keys.flag("add_swa_attention_sink_bias", False, "absent: false"),
         False: keys.flag("add_full_attention_sink_bias", False, "absent: false"),
     }
-    heads = []
-    for r, a in zip(reach, read_attention(sizes, reach), strict=True):
-        sliding = r.window is not None
-        if sliding and slides["num_q_heads"] % slides["num_kv_heads"]:
-            raise UnsupportedConfig("swa_num_key_value_heads", "does not divide the query heads")
-        a = replace(a, **slides) if sliding else replace(a, v_head_dim=value_dim)
-        heads.append(replace(a, extra_params=a.num_q_heads * sinks[sliding]))
+    full = replace(
+        read_attention(sizes, reach)[0],
+        window=None,
+        v_head_dim=value_dim,
+        extra_params=q_heads * sinks[False],
+    )
+    sliding = replace(
+        full,
+        num_q_heads=swa_heads,
+        num_kv_heads=swa_kv_heads,
+        head_dim=swa_dim,
+        v_head_dim=swa_value_dim,
+        extra_params=swa_heads * sinks[True],
+    )
+    heads = [full if r.window is None else replace(sliding, window=r.window) for r in reach]
     blocks = read_blocks(sizes)
     return assemble(
         sizes,
@@ -233,7 +243,9 @@ def step3p7(keys: Keys, name: str) -> ModelSpec:
     family = Family("transformers modeling_step3p7.py", mlp_bias=False)
     sizes = read_sizes(keys, family)
     reach = patterns.windows(keys, sizes.layers, family)
-    keys.unknown["attention_other_setting"] = "is not modelled: sliding layers have other query heads"
+    keys.unknown["attention_other_setting"] = (
+        "is not modelled: sliding layers have other query heads"
+    )
     keys.skip(
         "attention_other_setting", "moe_layers_enum", "num_experts", "num_experts_per_tok",
         "moe_intermediate_size", "share_expert_dim", "n_shared_experts", "first_k_dense_replace",
@@ -244,7 +256,7 @@ def step3p7(keys: Keys, name: str) -> ModelSpec:
 
 
 def minimax_m3(keys: Keys, name: str) -> ModelSpec:
-    """Return MiniMax-M3: grouped-query attention, sparse in most layers, with an index per token."""
+    """Return MiniMax-M3: grouped-query attention, sparse in most layers, with an index cache."""
     family = Family(
         "transformers modeling_minimax_m3_vl.py",
         mlp_bias=False,
