@@ -11,7 +11,7 @@ Ignores: expert parallelism; state groups that are replicated where there are fe
 """
 
 from dataclasses import replace
-from functools import cache
+from functools import lru_cache
 
 from servelab.models.attention import Attention, CrossAttention, LatentAttention, Linear
 from servelab.models.layers import AnyAttention, Experts, LayerSpec, Mlp, RecurrentState
@@ -19,7 +19,7 @@ from servelab.models.spec import ModelSpec
 from servelab.units import check_count
 
 
-@cache
+@lru_cache(maxsize=64)
 def rank(spec: ModelSpec, tp: int) -> ModelSpec:
     """Return what one of ``tp`` tensor-parallel ranks holds of a model, as a model.
 
@@ -74,7 +74,7 @@ def stages(
     if layers_per_stage is None:
         sizes = [total // pp] * pp
         for place in range(total % pp):
-            sizes[max(-2 - place, -pp)] += 1
+            sizes[-2 - place] += 1
     else:
         sizes = [check_count("layers_per_stage", size) for size in layers_per_stage]
         if len(sizes) != pp or sum(sizes) != total:
