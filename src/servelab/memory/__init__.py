@@ -4,7 +4,7 @@ from servelab.memory.budget import VLLM_MARGIN_BYTES, Budget, budget
 from servelab.memory.capacity import Capacity, Settings, max_sequences, sequence_bytes
 from servelab.memory.engines import ENGINES, capacity
 from servelab.memory.formats import FORMATS, token_bytes
-from servelab.memory.search import max_context, max_engine_context
+from servelab.memory.search import max_context, max_engine_context, suggested_context
 
 __all__ = [
     "ENGINES",
@@ -19,5 +19,6 @@ __all__ = [
     "max_engine_context",
     "max_sequences",
     "sequence_bytes",
+    "suggested_context",
     "token_bytes",
 ]

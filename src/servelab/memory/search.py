@@ -95,3 +95,32 @@ def max_engine_context(
         return capacity(spec, available_bytes, length, **settings).sequences >= sequences
 
     return largest(fits, limit_tokens)
+
+
+def suggested_context(
+    spec: ModelSpec,
+    available_bytes: int,
+    limit_tokens: int,
+    null_blocks: int = 0,
+    **settings: Any,
+) -> int:
+    """Return the length that vLLM suggests where it refuses a longer one; 0 if none fits.
+
+    The refusal compares bytes: what one sequence takes against what is available. Older versions
+    do so without the null block, 0.32 takes one off first.
+
+    Parameters: ``limit_tokens`` the length that was refused; ``null_blocks`` taken off;
+    ``settings`` as in ``capacity``, but the engine.
+    Raises: as ``capacity``.
+    Source: vLLM ``v1/core/kv_cache_utils.py`` at 001cabc1, ``estimate_max_model_len``.
+
+    >>> from servelab import models
+    >>> suggested_context(models.get("llama-3-8b"), 2**30, limit_tokens=131072)
+    8192
+    """
+
+    def fits(tokens: int) -> bool:
+        told = capacity(spec, available_bytes, max(tokens, 1), engine="vllm", **settings)
+        return told.needed_bytes + null_blocks * told.bytes_per_block <= available_bytes
+
+    return largest(fits, check_count("limit_tokens", limit_tokens)) or 0
