@@ -57,7 +57,8 @@ class Budget:
     @property
     def available_bytes(self) -> int:
         """Return the bytes left for the cache."""
-        return self.usable_bytes - sum(getattr(self, name) for name in _LABELS)
+        taken: int = sum(getattr(self, name) for name in _LABELS)
+        return self.usable_bytes - taken
 
     def table(self) -> str:
         """Return every term in GiB and in GB, those that are zero among them.

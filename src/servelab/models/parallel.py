@@ -13,7 +13,7 @@ Ignores: expert parallelism; state groups that are replicated where there are fe
 from dataclasses import replace
 from functools import lru_cache
 
-from servelab.models.attention import Attention, CrossAttention, LatentAttention, Linear
+from servelab.models.attention import CrossAttention, LatentAttention, Linear
 from servelab.models.layers import AnyAttention, Experts, LayerSpec, Mlp, RecurrentState
 from servelab.models.spec import ModelSpec
 from servelab.units import check_count
@@ -149,11 +149,10 @@ def _rank_attention(attention: AnyAttention, tp: int) -> AnyAttention:
         raise ValueError(
             f"{heads} KV heads neither divide over {tp} tensor-parallel ranks nor replicate evenly"
         )
-    counts = {"num_q_heads": queries // tp, "num_kv_heads": max(1, heads // tp)}
-    if isinstance(attention, CrossAttention):
-        return replace(attention, **counts)
-    assert isinstance(attention, Attention)
-    return replace(attention, **counts, gate_width=_share(attention.gate_width, tp))
+    part = replace(attention, num_q_heads=queries // tp, num_kv_heads=max(1, heads // tp))
+    if isinstance(part, CrossAttention):
+        return part
+    return replace(part, gate_width=_share(part.gate_width, tp))
 
 
 def _rank_mlp(mlp: Mlp, tp: int) -> Mlp:

@@ -88,7 +88,8 @@ def rows_to_reach_ridge(d_in: int, d_out: int, chip: Accelerator, dtype: str) ->
     >>> [rows_to_reach_ridge(d, d_out, chip, "bf16") for d, d_out in [(4096, 4096), (8192, 28672)]]
     [345, 310]
     """
-    weights = check_count("d_in", d_in) * check_count("d_out", d_out)
+    d_in, d_out = check_count("d_in", d_in), check_count("d_out", d_out)
+    weights = d_in * d_out
     half_traffic = chip.ridge(dtype) * dtype_bits(dtype) / 8 / 2  # ridge x bytes per element / 2
     spare = weights - half_traffic * (d_in + d_out)
     if spare <= 0:

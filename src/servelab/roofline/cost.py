@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from servelab.units import check_count
+from servelab.units import check_fields
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,7 @@ class Cost:
     operators: tuple[Operator, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("flop", "read_bytes", "written_bytes"):
-            check_count(name, getattr(self, name), minimum=0)
+        check_fields(self, "flop", "read_bytes", "written_bytes", minimum=0)
 
     @classmethod
     def total(cls, operators: Iterable[Operator]) -> Cost:
@@ -104,4 +103,4 @@ class Operator:
     count: int = 1
 
     def __post_init__(self) -> None:
-        check_count(f"{self.name}: count", self.count)
+        check_fields(self, "count")
