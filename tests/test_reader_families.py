@@ -130,8 +130,8 @@ NOT_MODELLED = [
     "rwkv", "zamba", "zamba2", "olmo_hybrid", "bailing_hybrid", "deepseek_v4", "afmoe", "hy_v3",
 ]  # fmt: skip
 
-#: Classes that cannot run without memory, or keep something else than engines do: Falcon repeats its
-#: KV heads before it stores them. Their projections are compared all the same.
+#: Classes that cannot run without memory, or keep something else than engines do: Falcon repeats
+#: its KV heads before it stores them. Their projections are compared all the same.
 CACHE_NOT_COMPARED = {"falcon", "recurrent_gemma"}
 
 
@@ -186,7 +186,7 @@ def test_reads_what_the_class_builds(model_type, changes):
     )
     if model_type not in CACHE_NOT_COMPARED:
         expected = cached_per_token(model)
-        expected += [0] * (len(spec.layers) - len(expected))  # a last layer without keys is left out
+        expected += [0] * (len(spec.layers) - len(expected))  # last ones without keys
         assert [layer.kv_elements_per_token for layer in spec.layers] == expected
 
 

@@ -104,8 +104,11 @@ def test_explicit_head_dim_wins_over_hidden_size():
         ({"torch_dtype": "int3"}, "torch_dtype"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
-        ({"model_type": "qwen3", "use_sliding_window": True, "sliding_window": 64},
+        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64},
          "max_window_layers"),
+        ({"model_type": "mistral"}, "sliding_window"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window"),
+        ({"model_type": "gemma"}, "head_dim"),
         ({"model_type": "falcon", "new_decoder_architecture": "yes"}, "new_decoder_architecture"),
         ({"model_type": "opt", "word_embed_proj_dim": 128}, "word_embed_proj_dim"),
         ({"model_type": "opt", "do_layer_norm_before": False}, "do_layer_norm_before"),
@@ -122,14 +125,15 @@ def test_refusals_name_the_key(changes, key):
 def test_a_missing_size_is_never_filled_in(key):
     if key in ("num_key_value_heads", "max_position_embeddings"):
         assert key in read({key: DROP}).provenance
+        for model_type in ("mistral", "qwen3"):  # whose code has a number of its own
+            changes = {"model_type": model_type, "sliding_window": None, "head_dim": 32, key: DROP}
+            if key == "num_key_value_heads":
+                assert refusal(changes).key == key
+                assert read({**changes, key: None}).kv_bytes_per_token() == 6 * 8 * PER_HEAD
         return
-    try:
-        spec = read({key: DROP})
-    except UnsupportedConfig as error:
-        assert error.key == key
-    else:
-        with pytest.raises(UnsupportedConfig, match=key):
-            _ = spec.params_total
+    with pytest.raises(UnsupportedConfig) as caught:  # at once, or where only weights need it
+        _ = read({key: DROP}).params_total
+    assert caught.value.key == key
 
 
 def test_unknown_type_with_ordinary_keys_is_read_and_marked():
@@ -143,7 +147,7 @@ def test_unknown_type_with_ordinary_keys_is_read_and_marked():
 
 # --- which layers see a window ------------------------------------------------------------------
 
-GEMMA2 = {**LLAMA, "model_type": "gemma2", "sliding_window": 64}
+GEMMA2 = {**LLAMA, "model_type": "gemma2", "head_dim": 32, "sliding_window": 64}
 WINDOWS = [
     ({"model_type": "mistral", "sliding_window": 64}, "ssssss"),
     ({"model_type": "mistral", "sliding_window": None}, "ffffff"),
@@ -152,16 +156,18 @@ WINDOWS = [
     ({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": False}, "ffffff"),
     ({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True,
       "max_window_layers": 4}, "ffffss"),
-    ({"model_type": "gemma2", "sliding_window": 64}, "sfsfsf"),
+    ({"model_type": "gemma2", "head_dim": 32, "sliding_window": 64}, "sfsfsf"),
     ({"model_type": "cohere2", "sliding_window": 64}, "sssfss"),
-    ({"model_type": "gemma3", "sliding_window": 64}, "sssssf"),
-    ({"model_type": "gemma3", "sliding_window": 64, "sliding_window_pattern": 3}, "ssfssf"),
+    ({"model_type": "gemma3", "head_dim": 32, "sliding_window": 64}, "sssssf"),
+    ({"model_type": "gemma3", "head_dim": 32, "sliding_window": 64,
+      "sliding_window_pattern": 3}, "ssfssf"),
     ({"model_type": "exaone4", "sliding_window": 64, "sliding_window_pattern": "LLG"}, "ssfssf"),
     ({"model_type": "somebodys_model", "sliding_window": 64, "layer_types":
       ["sliding_attention", "full_attention"] * 3}, "sfsfsf"),
     ({"model_type": "llama4", "attention_chunk_size": 64, "no_rope_layers": [1, 1, 0, 1, 1, 0],
-      "intermediate_size_mlp": 512}, "ssfssf"),
-    ({"model_type": "llama4", "attention_chunk_size": 64, "no_rope_layers": []}, "sssfss"),
+      "intermediate_size_mlp": 512, "head_dim": 32}, "ssfssf"),
+    ({"model_type": "llama4", "attention_chunk_size": 64, "no_rope_layers": [],
+      "head_dim": 32}, "sssfss"),
 ]  # fmt: skip
 
 
@@ -181,8 +187,7 @@ def test_which_layers_slide(changes, pattern):
     [
         ({"layer_types": ["full_attention"] * 5}, "layer_types"),
         ({"layer_types": ["full_attention"] * 5 + ["magic"]}, "layer_types"),
-        ({"layer_types": ["full_attention"] * 6, "sliding_window_pattern": 2},
-         "sliding_window_pattern"),
+        ({"layer_types": ["full_attention"] * 6, "sliding_window_pattern": 2}, "layer_types"),
         ({"layer_types": ["linear_attention"] + ["full_attention"] * 5}, "layer_types"),
         ({"sliding_window_pattern": "LXG"}, "sliding_window_pattern"),
         ({"sliding_window": None, "sliding_window_pattern": 2}, "sliding_window"),
@@ -251,6 +256,25 @@ def test_state_dtype_is_the_files_or_named():
     assert spec.provenance["state_dtype"] == "mamba_ssm_cache_dtype = float32"
     assert spec.kv_bytes_per_token() == 0
     assert spec.sequence_bytes(10**6) == spec.state_bytes_per_sequence
+    nemotron = {
+        "model_type": "nemotron_h", "hidden_size": 64, "hybrid_override_pattern": "M*",
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "mamba_num_heads": 4,
+        "mamba_head_dim": 32, "n_groups": 1, "ssm_state_size": 16, "conv_kernel": 4,
+        "vocab_size": 100,
+    }  # fmt: skip
+    spec = ModelSpec.from_config(nemotron)
+    assert spec.state_bytes_per_sequence == 2 * conv + 4 * matrix
+    assert spec.provenance["state_dtype"] == "no key: fp32 (vLLM's default)"
+
+
+def test_sizes_that_a_part_refuses_are_refused():
+    gemma4 = {
+        "model_type": "gemma4", "sliding_window": 64, "head_dim": 32, "enable_moe_block": True,
+        "num_experts": 4, "top_k_experts": 5, "moe_intermediate_size": 32,
+    }  # fmt: skip
+    assert "experts_per_token" in refusal(gemma4).why
+    spec = read({**gemma4, "top_k_experts": 4})
+    assert spec.params_active == spec.params_total
 
 
 def test_blocks_removed_by_search_store_nothing():
@@ -277,7 +301,7 @@ def test_text_section_is_read_and_the_outer_tie_counts():
     assert untied.params_total - tied.params_total == 1000 * 256
     with pytest.raises(UnsupportedConfig, match="tie_word_embeddings"):
         ModelSpec.from_config({**outer, "text_config": LLAMA, "tie_word_embeddings": True})
-    with pytest.raises(UnsupportedConfig, match="text_config.kv_squeeze"):
+    with pytest.raises(UnsupportedConfig, match=r"text_config\.kv_squeeze"):
         ModelSpec.from_config({**outer, "text_config": {**LLAMA, "kv_squeeze": 2}})
 
 
@@ -318,9 +342,9 @@ def test_files_and_folders(tmp_path):
         b"[" * 10**6,
         b'{"model_type":' * 10**5,
         b'{"hidden_size": ' + b"1" * 10**5 + b"}",
-        b'{"hidden_size": 1, "hidden_size": 2}',
+        json.dumps(LLAMA).replace('"vocab', '"hidden_size": 256, "vocab').encode(),
         b'{"model_type": "llama", "hidden_size": NaN}',
-        b" " * 50_000_000,
+        json.dumps(LLAMA).encode() + b" " * 50_000_000,
     ],
     ids=["empty", "list", "bytes", "cut", "deep", "nested", "digits", "twice", "nan", "50MB"],
 )
@@ -328,13 +352,13 @@ def test_bad_files_are_refused_promptly(tmp_path, content):
     file = tmp_path / "config.json"
     file.write_bytes(content)
     start = time.process_time()
-    with pytest.raises(UnsupportedConfig) as caught:
+    with pytest.raises(UnsupportedConfig, match=r"JSON|twice|larger|nested|hidden_size") as caught:
         ModelSpec.from_config(file)
     assert time.process_time() - start < 2
     assert len(str(caught.value)) < 1000
 
 
-# --- provenance, weight bytes -----------------------------------------------------------------------
+# --- provenance, weight bytes -------------------------------------------------------------------
 
 
 def test_provenance_names_keys_and_rules():
@@ -378,7 +402,8 @@ def groups(rows):
          6 * (LAYER + 3 * 256 * 512) + 6 * 2 * 4),
         ({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0"]},
          5 * LAYER + 2 * LAYER + 5 * 4 * 4),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head", "model.layers.*.self_attn*"]},
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4",
+          "ignore": ["lm_head", "model.layers.*.self_attn*"]},
          6 * 2 * (LAYER - 3 * 256 * 512) + 6 * 3 * 256 * 512 // 2
          + 6 * (1024 * 256 + 256 * 512) // 16),
     ],

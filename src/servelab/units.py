@@ -11,6 +11,8 @@ Ignores: the scale factors that a quantised format stores beside its elements.
 
 import math
 import re
+from collections.abc import Mapping
+from fractions import Fraction
 from numbers import Integral, Real
 
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
@@ -32,7 +34,15 @@ _BINARY_UNITS = {"B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB, "TiB": TiB}
 _DECIMAL_UNITS = {"B": 1, "kB": KB, "MB": MB, "GB": GB, "TB": TB}
 _SI_PREFIXES = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18, "Z": 21}
 _TOKEN_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
-_TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_TIME_UNITS = {
+    "ns": Fraction(1, 10**9),
+    "us": Fraction(1, 10**6),
+    "µs": Fraction(1, 10**6),
+    "ms": Fraction(1, 10**3),
+    "s": Fraction(1),
+    "min": Fraction(60),
+    "h": Fraction(3600),
+}
 
 
 # --- checks -------------------------------------------------------------------------------------
@@ -62,6 +72,23 @@ def check_count(name: str, value: object, minimum: int = 1) -> int:
     return int(value)
 
 
+def check_number(name: str, value: object) -> float:
+    """Return ``value``, an int or a float, if it is a finite number.
+
+    Raises: ``TypeError`` for a bool or a non-number; ``ValueError`` for NaN and inf.
+
+    >>> check_number("seconds", float("inf"))
+    Traceback (most recent call last):
+    ...
+    ValueError: seconds must be finite, got inf
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
+    if not isinstance(value, Integral) and not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
 def check_positive(name: str, value: object) -> float:
     """Return ``value`` as a float if it is a finite number greater than zero.
 
@@ -69,16 +96,40 @@ def check_positive(name: str, value: object) -> float:
 
     >>> check_positive("bandwidth", 3.35e12)
     3350000000000.0
-    >>> check_positive("bandwidth", float("nan"))
+    >>> check_positive("bandwidth", -1.0)
     Traceback (most recent call last):
     ...
-    ValueError: bandwidth must be finite and greater than 0, got nan
+    ValueError: bandwidth must be greater than 0, got -1.0
     """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
-    if not math.isfinite(value) or value <= 0:
-        raise ValueError(f"{name} must be finite and greater than 0, got {value}")
-    return float(value)
+    number = check_number(name, value)
+    if number <= 0:
+        raise ValueError(f"{name} must be greater than 0, got {value}")
+    return float(number)
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Return ``value`` if it is True or False: a number or None would be multiplied by, unseen.
+
+    Raises: ``TypeError`` for anything else.
+
+    >>> check_flag("bias", 2)
+    Traceback (most recent call last):
+    ...
+    TypeError: bias must be True or False, got 2 (int)
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r} ({type(value).__name__})")
+    return value
+
+
+def check_fields(instance: object, *names: str, minimum: int = 1) -> None:
+    """Check counts among the fields of a frozen dataclass, and store each as a Python int.
+
+    The Python int matters: a NumPy integer is a count too, but one that overflows.
+    Raises: as ``check_count``.
+    """
+    for name in names:
+        object.__setattr__(instance, name, check_count(name, getattr(instance, name), minimum))
 
 
 def dtype_bits(dtype: str) -> int:
@@ -115,10 +166,12 @@ def size_bytes(elements: int, dtype: str) -> int:
 def format_count(value: int) -> str:
     """Return a count with thousands separators.
 
+    Raises: as ``check_count``.
+
     >>> format_count(8190735360)
     '8,190,735,360'
     """
-    return f"{value:,}"
+    return f"{check_count('count', value, minimum=0):,}"
 
 
 def format_bytes(value: float, unit: str | None = None, digits: int = 2) -> str:
@@ -126,17 +179,18 @@ def format_bytes(value: float, unit: str | None = None, digits: int = 2) -> str:
 
     Parameters: ``value`` in bytes; ``unit`` one of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB;
     ``digits`` after the point (none for whole numbers of the unit below 10,000).
-    Raises: ``ValueError`` for another unit.
+    Raises: ``ValueError`` for another unit; as ``check_number``.
 
     >>> format_bytes(16060522496, "GB"), format_bytes(16060522496, "GiB")
     ('16.06 GB', '14.96 GiB')
     >>> format_bytes(147456), format_bytes(80 * GiB), format_bytes(100)
     ('144 KiB', '80 GiB', '100 B')
     """
-    if unit is None:
-        unit = next(
-            (u for u in ("TiB", "GiB", "MiB", "KiB") if abs(value) >= _BINARY_UNITS[u]), "B"
-        )
+    value = check_number("bytes", value)
+    if unit is None:  # rounded first, so that a byte less than 1 GiB is not 1,024.00 MiB
+        units = list(_BINARY_UNITS)
+        fits = (u for u in units[:-1] if round(abs(value) / _BINARY_UNITS[u], digits) < KiB)
+        unit = next(fits, units[-1])
     scale = _BINARY_UNITS.get(unit) or _DECIMAL_UNITS.get(unit)
     if scale is None:
         raise ValueError(
@@ -149,6 +203,7 @@ def format_bytes(value: float, unit: str | None = None, digits: int = 2) -> str:
 
 def _format_si(value: float, unit: str, digits: int = 3) -> str:
     """Return ``value`` with ``digits`` significant digits and an SI prefix."""
+    value = check_number(unit, value)
     if value == 0:
         return f"0 {unit}"
     rounded = float(f"{value:.{digits - 1}e}")  # so that 999.96 becomes 1 k, not 1000
@@ -165,6 +220,8 @@ def _format_si(value: float, unit: str, digits: int = 3) -> str:
 def format_flop(value: float) -> str:
     """Return an amount of work, in FLOP with an SI prefix.
 
+    Raises: as ``check_number``.
+
     >>> format_flop(15009316864)
     '15.0 GFLOP'
     """
@@ -173,6 +230,8 @@ def format_flop(value: float) -> str:
 
 def format_flop_rate(value: float) -> str:
     """Return a compute rate, in FLOP/s with an SI prefix.
+
+    Raises: as ``check_number``.
 
     >>> format_flop_rate(989e12)
     '989 TFLOP/s'
@@ -183,6 +242,8 @@ def format_flop_rate(value: float) -> str:
 def format_bandwidth(value: float) -> str:
     """Return a memory rate, in decimal bytes per second.
 
+    Raises: as ``check_number``.
+
     >>> format_bandwidth(3.35e12)
     '3.35 TB/s'
     """
@@ -192,14 +253,17 @@ def format_bandwidth(value: float) -> str:
 def format_seconds(value: float, digits: int = 3) -> str:
     """Return a time with ``digits`` significant digits, in s, ms, µs or ns.
 
+    Raises: as ``check_number``.
+
     >>> format_seconds(0.00448), format_seconds(90.4), format_seconds(0.0)
     ('4.48 ms', '90.4 s', '0 s')
     """
+    value = check_number("seconds", value)
     if value == 0:
         return "0 s"
     rounded = float(f"{value:.{digits - 1}e}")
-    unit = next((u for u in ("s", "ms", "µs") if abs(rounded) >= _TIME_UNITS[u]), "ns")
-    scaled = rounded / _TIME_UNITS[unit]
+    unit = next((u for u in ("s", "ms", "µs") if abs(rounded) >= float(_TIME_UNITS[u])), "ns")
+    scaled = rounded / float(_TIME_UNITS[unit])
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(scaled))))
     return f"{scaled:,.{decimals}f} {unit}"
 
@@ -207,17 +271,20 @@ def format_seconds(value: float, digits: int = 3) -> str:
 def format_tokens(value: int) -> str:
     """Return a number of tokens, with K (2^10) only where it is exact.
 
+    Raises: as ``check_count``.
+
     >>> format_tokens(32768), format_tokens(5632), format_tokens(1000)
     ('32K', '5,632', '1,000')
     """
+    value = check_count("tokens", value, minimum=0)
     return f"{value // KiB}K" if value >= 8 * KiB and value % KiB == 0 else f"{value:,}"
 
 
 def table(rows: list[list[object]], header: list[str]) -> str:
     """Return rows as a plain-text table: text flush left, numbers flush right.
 
-    Parameters: ``rows`` of cells (an int gets thousands separators, other cells ``str``);
-    ``header`` one title per column.
+    Parameters: ``rows`` of cells (an int gets thousands separators, other cells ``str``; an empty
+    cell says nothing about its column); ``header`` one title per column.
     Raises: ``ValueError`` where a row's length differs from the header's.
 
     >>> print(table([["llama-3-8b", 131072], ["qwen3-8b", 147456]], ["model", "B/token"]))
@@ -234,7 +301,7 @@ def table(rows: list[list[object]], header: list[str]) -> str:
         for r in rows
     ]
     widths = [max(len(line[i]) for line in [header, *texts]) for i in range(len(header))]
-    numeric = [all(re.match(r"^[-+~≥≤]?[\d.,]+", r[i]) for r in texts) for i in range(len(header))]
+    numeric = [all(re.match(r"[-+~≥≤]?[\d.,]|$", r[i]) for r in texts) for i in range(len(header))]
 
     def line(cells: list[str]) -> str:
         padded = (
@@ -248,23 +315,33 @@ def table(rows: list[list[object]], header: list[str]) -> str:
 # --- text to numbers ----------------------------------------------------------------------------
 
 
-def _parse(text: str, factors: dict[str, float], what: str, example: str) -> float:
-    match = re.fullmatch(r"\s*(\d[\d,_]*(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*([A-Za-zµ]*)\s*", str(text))
-    if match is None or match.group(2) not in factors:
+_NUMBER = re.compile(
+    r"(?P<number>(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:_[0-9]+)*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?)"
+    r"\s*(?P<unit>[A-Za-zµ]*)"
+)
+
+
+def _parse(text: str, factors: Mapping[str, int | Fraction], what: str, example: str) -> Fraction:
+    """Return what ``text`` says, exactly: 1.001 kB is 1001 bytes, which floats would miss."""
+    if not isinstance(text, str):
+        raise TypeError(f"{what} is read from a str, got {text!r} ({type(text).__name__})")
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or match["unit"] not in factors:
         raise ValueError(f"cannot read {text!r} as {what}; write it like {example}")
-    return float(re.sub("[,_]", "", match.group(1))) * factors[match.group(2)]
+    return Fraction(re.sub("[,_]", "", match["number"])) * factors[match["unit"]]
 
 
-def _whole(value: float, text: str, what: str) -> int:
-    if value != int(value):
+def _whole(value: Fraction, text: str, what: str) -> int:
+    if value.denominator != 1:
         raise ValueError(f"{text!r} is not a whole number of {what}")
-    return int(value)
+    return value.numerator
 
 
 def parse_bytes(text: str) -> int:
     """Return the bytes that a size with its unit names; the unit may not be left out.
 
-    Raises: ``ValueError`` where number or unit cannot be read, or the result is not whole.
+    Raises: ``TypeError`` for anything but a str; ``ValueError`` where number or unit cannot be
+    read, or the result is not whole.
 
     >>> parse_bytes("16 GiB"), parse_bytes("80GB")
     (17179869184, 80000000000)
@@ -279,13 +356,14 @@ def parse_bytes(text: str) -> int:
 def parse_tokens(text: str) -> int:
     """Return the tokens that a count with vLLM's suffixes names.
 
-    Raises: ``ValueError`` where it cannot be read or is not whole.
+    Raises: ``TypeError`` for anything but a str; ``ValueError`` where it cannot be read or is not
+    whole.
 
     >>> parse_tokens("32K"), parse_tokens("32k"), parse_tokens("1.5K"), parse_tokens("8,192")
     (32768, 32000, 1536, 8192)
     """
     return _whole(
-        _parse(text, dict(_TOKEN_SUFFIXES), "a number of tokens", "8192, 32K or 100k"),
+        _parse(text, _TOKEN_SUFFIXES, "a number of tokens", "8192, 32K or 100k"),
         text,
         "tokens",
     )
@@ -294,9 +372,9 @@ def parse_tokens(text: str) -> int:
 def parse_seconds(text: str) -> float:
     """Return the seconds that a time with its unit names; the unit may not be left out.
 
-    Raises: ``ValueError`` where it cannot be read.
+    Raises: ``TypeError`` for anything but a str; ``ValueError`` where it cannot be read.
 
     >>> parse_seconds("50ms"), parse_seconds("2 s")
     (0.05, 2.0)
     """
-    return _parse(text, _TIME_UNITS, "a time", "50ms or 2s")
+    return float(_parse(text, _TIME_UNITS, "a time", "50ms or 2s"))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from servelab.units import check_count
+from servelab.units import check_fields, check_flag
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Linear:
     bias: bool = False
 
     def __post_init__(self) -> None:
-        check_count(f"{self.name}: d_in", self.d_in)
-        check_count(f"{self.name}: d_out", self.d_out)
+        check_fields(self, "d_in", "d_out")
+        check_flag("bias", self.bias)
 
     @property
     def params(self) -> int:
@@ -57,9 +57,8 @@ class Indexer:
     extra_params: int = 0
 
     def __post_init__(self) -> None:
-        check_count("num_heads", self.num_heads)
-        check_count("head_dim", self.head_dim)
-        check_count("extra_params", self.extra_params, minimum=0)
+        check_fields(self, "num_heads", "head_dim")
+        check_fields(self, "extra_params", minimum=0)
 
     @property
     def flop_per_pair(self) -> int:
@@ -105,13 +104,15 @@ class Attention:
     extra_params: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("num_q_heads", "num_kv_heads", "head_dim"):
-            check_count(name, getattr(self, name))
+        check_fields(self, "num_q_heads", "num_kv_heads", "head_dim")
         for name in ("window", "v_head_dim", "top_tokens"):
             if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
-        for name in ("gate_width", "extra_params"):
-            check_count(name, getattr(self, name), minimum=0)
+                check_fields(self, name)
+        check_fields(self, "gate_width", "extra_params", minimum=0)
+        for name in (
+            "qkv_bias", "out_bias", "qk_norm", "chunked", "value_projection", "shares_kv",
+        ):  # fmt: skip
+            check_flag(name, getattr(self, name))
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_q_heads must be a multiple of num_kv_heads, "
@@ -193,13 +194,12 @@ class LatentAttention:
     window: None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_q_heads", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim"):
-            check_count(name, getattr(self, name))
-        for name in ("qk_rope_head_dim", "gate_width"):
-            check_count(name, getattr(self, name), minimum=0)
+        check_fields(self, "num_q_heads", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
+        check_fields(self, "qk_rope_head_dim", "gate_width", minimum=0)
         for name in ("q_lora_rank", "top_tokens"):
             if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+                check_fields(self, name)
+        check_flag("bias", self.bias)
 
     @property
     def kv_width(self) -> int:
@@ -277,9 +277,8 @@ class CrossAttention:
     window: None = None
 
     def __post_init__(self) -> None:
-        for name in ("num_q_heads", "num_kv_heads", "head_dim"):
-            check_count(name, getattr(self, name))
-        check_count("extra_params", self.extra_params, minimum=0)
+        check_fields(self, "num_q_heads", "num_kv_heads", "head_dim")
+        check_fields(self, "extra_params", minimum=0)
 
     @property
     def kv_elements_per_token(self) -> int:

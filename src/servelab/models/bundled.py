@@ -23,7 +23,6 @@ def names() -> tuple[str, ...]:
     )
 
 
-@cache
 def get(name: str) -> ModelSpec:
     """Return a bundled model.
 
@@ -42,4 +41,9 @@ def get(name: str) -> ModelSpec:
             wanted, names(), n=3, cutoff=0.3
         )
         raise KeyError(f"no bundled model {name!r}; near: {', '.join(near) or ', '.join(names())}")
+    return _read(name)
+
+
+@cache
+def _read(name: str) -> ModelSpec:
     return read_config(json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8")), name)

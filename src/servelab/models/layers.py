@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 
 from servelab.models.attention import Attention, CrossAttention, LatentAttention, Linear
-from servelab.units import check_count, size_bytes
+from servelab.units import check_count, check_fields, check_flag, size_bytes
 
 AnyAttention = Attention | LatentAttention | CrossAttention
 
@@ -44,14 +44,9 @@ class RecurrentState:
     extra_params: int = 0
 
     def __post_init__(self) -> None:
-        for name in (
-            "conv_channels",
-            "matrix_elements",
-            "flop_per_state_element",
-            "extra_params",
-        ):
-            check_count(name, getattr(self, name), minimum=0)
-        check_count("conv_kernel", self.conv_kernel)
+        counts = ("conv_channels", "matrix_elements", "flop_per_state_element", "extra_params")
+        check_fields(self, *counts, minimum=0)
+        check_fields(self, "conv_kernel")
         size_bytes(1, self.conv_dtype), size_bytes(1, self.matrix_dtype)
 
     @property
@@ -92,8 +87,10 @@ class Mlp:
     extra_params: int = 0
 
     def __post_init__(self) -> None:
-        check_count("width", self.width)
-        check_count("extra_params", self.extra_params, minimum=0)
+        check_fields(self, "width")
+        check_fields(self, "extra_params", minimum=0)
+        check_flag("gated", self.gated)
+        check_flag("bias", self.bias)
 
     def linears(self, hidden_size: int) -> tuple[Linear, ...]:
         """Return the matrices: gate and up read one input, so they are one matrix."""
@@ -131,9 +128,12 @@ class Experts:
     extra_params: int = 0
 
     def __post_init__(self) -> None:
-        check_count("num_experts", self.num_experts)
-        check_count("experts_per_token", self.experts_per_token)
-        check_count("extra_params", self.extra_params, minimum=0)
+        check_fields(self, "num_experts", "experts_per_token")
+        check_fields(self, "extra_params", minimum=0)
+        check_flag("shared_gate", self.shared_gate)
+        for name in ("latent_size", "router_outputs"):
+            if getattr(self, name) is not None:
+                check_fields(self, name)
         if self.experts_per_token > self.num_experts:
             raise ValueError(
                 f"experts_per_token must be at most num_experts, "
@@ -183,7 +183,7 @@ class Experts:
         >>> [round(mixtral.expected_distinct(rows), 2) for rows in (1, 4, 64)]
         [2.0, 5.47, 8.0]
         """
-        check_count("rows", rows)
+        rows = check_count("rows", rows)
         if self.experts_per_token == self.num_experts:
             return float(self.num_experts)
         missed = rows * math.log1p(-self.experts_per_token / self.num_experts)
@@ -209,7 +209,7 @@ class LayerSpec:
     extra: tuple[Linear, ...] = ()
 
     def __post_init__(self) -> None:
-        check_count("norm_params", self.norm_params, minimum=0)
+        check_fields(self, "norm_params", minimum=0)
 
     def plain(self) -> tuple[Attention, Mlp]:
         """Return attention and MLP of a layer that has these two and nothing unusual about them.

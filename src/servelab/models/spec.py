@@ -13,7 +13,7 @@ rounds memory to blocks (`servelab.memory`).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -22,7 +22,7 @@ from typing import Any, Literal
 from servelab.models.attention import Linear
 from servelab.models.errors import UnsupportedConfig
 from servelab.models.layers import Experts, LayerSpec
-from servelab.units import check_count, size_bytes
+from servelab.units import check_count, check_fields, check_flag, size_bytes
 
 View = Literal["logical", "reserved"]
 
@@ -65,17 +65,22 @@ class ModelSpec:
     provenance: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_count("hidden_size", self.hidden_size)
-        check_count("vocab_size", self.vocab_size, minimum=0 if "vocab_size" in self.unknown else 1)
-        for name in ("final_norm_params", "position_rows", "extra_params", "params_other"):
-            check_count(name, getattr(self, name), minimum=0)
+        check_fields(self, "hidden_size")
+        check_fields(self, "vocab_size", minimum=0 if "vocab_size" in self.unknown else 1)
+        rest = ("final_norm_params", "position_rows", "extra_params", "params_other")
+        check_fields(self, *rest, minimum=0)
+        check_flag("tied_embeddings", self.tied_embeddings)
+        check_flag("lm_head_bias", self.lm_head_bias)
         for name in ("max_context_tokens", "published_weight_bytes"):
             if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+                check_fields(self, name)
         size_bytes(1, self.weight_dtype)
-        if not self.layers:
-            raise ValueError(f"{self.name}: a model needs at least one layer")
+        if not isinstance(self.layers, Sequence) or not self.layers:
+            raise ValueError(f"{self.name}: a model needs at least one layer, got {self.layers!r}")
         object.__setattr__(self, "layers", tuple(self.layers))
+        for layer in self.layers:
+            if not isinstance(layer, LayerSpec):
+                raise TypeError(f"{self.name}: layers must be LayerSpec, got {layer!r}")
         object.__setattr__(self, "unknown", MappingProxyType(dict(self.unknown)))
         object.__setattr__(self, "provenance", MappingProxyType(dict(self.provenance)))
 
@@ -207,7 +212,9 @@ class ModelSpec:
         if weight_dtype is None and self.published_weight_bytes is not None:
             self.require_parameters()
             return self.published_weight_bytes
-        return size_bytes(self.params_total, weight_dtype or self.weight_dtype)
+        return size_bytes(
+            self.params_total, self.weight_dtype if weight_dtype is None else weight_dtype
+        )
 
     # --- KV cache -------------------------------------------------------------------------------
 
@@ -249,7 +256,7 @@ class ModelSpec:
         >>> models.get("mistral-7b").sequence_bytes(32768) == 4096 * 131072
         True
         """
-        check_count("tokens", tokens, minimum=0)
+        tokens = check_count("tokens", tokens, minimum=0)
         cached = sum(
             count
             * held_tokens(tokens, None if _grows(self.window(layer), view) else self.window(layer))

@@ -11,6 +11,8 @@ Ignores: norms, rotary embedding, activations and residual additions. They are b
 of the FLOP, and their traffic disappears where they are fused into their neighbours.
 """
 
+from collections.abc import Sequence
+
 from servelab.models import (
     Attention,
     CrossAttention,
@@ -20,7 +22,30 @@ from servelab.models import (
     RecurrentState,
 )
 from servelab.roofline.cost import Cost
-from servelab.units import check_count, size_bytes
+from servelab.units import check_count, check_flag, size_bytes
+
+Step = Sequence[tuple[int, int]]
+
+
+def checked_step(step: Step) -> list[tuple[int, int]]:
+    """Return a step as pairs of Python ints: (new tokens from 1, cached tokens from 0).
+
+    Raises: ``TypeError``, ``ValueError`` for anything else, or no pair at all.
+
+    >>> checked_step([(1, 2048), (512, 0)])
+    [(1, 2048), (512, 0)]
+    """
+    if not isinstance(step, Sequence) or not step:
+        raise ValueError(
+            f"a step is a list of at least one (new tokens, cached tokens) pair, got {step!r}"
+        )
+    for pair in step:
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise ValueError(f"a step is a list of (new tokens, cached tokens) pairs, got {pair!r}")
+    return [
+        (check_count("new tokens", new), check_count("cached tokens", cached, minimum=0))
+        for new, cached in step
+    ]
 
 
 def matmul(
@@ -42,8 +67,11 @@ def matmul(
     >>> one.flop, round(one.intensity, 3), round(many.intensity, 2)
     (33554432, 1.0, 62.06)
     """
-    for name, value in (("rows", rows), ("d_in", d_in), ("d_out", d_out)):
+    rows, d_in, d_out = (
         check_count(name, value)
+        for name, value in (("rows", rows), ("d_in", d_in), ("d_out", d_out))
+    )
+    check_flag("bias", bias)
     return Cost(
         flop=2 * rows * d_in * d_out,
         read_bytes=size_bytes(rows * d_in, activation_dtype)
@@ -74,6 +102,7 @@ def experts(
     ...  for rows in (1, 64)]
     [[0.47, 0.23], [1.88, 0.94]]
     """
+    rows = check_count("rows", rows)
     met = rows * mixture.experts_per_token
     touched = mixture.expected_distinct(rows)
     return [
@@ -113,7 +142,8 @@ def causal_pairs(
     elif chunked:
         return _chunked_pairs(cached + new, window) - _chunked_pairs(cached, window)
     else:  # queries whose view still grows, then queries that see a full window
-        growing = min(max(check_count("window", window) - cached, 0), new)
+        window = check_count("window", window)
+        growing = min(max(window - cached, 0), new)
         full = (new - growing) * window
     return growing * cached + growing * (growing + 1) // 2 + full
 
@@ -127,7 +157,8 @@ def _checked(new_tokens: int, cached_tokens: int) -> tuple[int, int]:
 
 def _chunked_pairs(tokens: int, chunk: int) -> int:
     """Return the pairs of a sequence of ``tokens`` from its start: whole chunks and a part."""
-    whole, part = divmod(tokens, check_count("window", chunk))
+    chunk = check_count("window", chunk)
+    whole, part = divmod(tokens, chunk)
     return whole * (chunk * (chunk + 1) // 2) + part * (part + 1) // 2
 
 
@@ -144,13 +175,13 @@ def keys_read(
     new, cached = _checked(new_tokens, cached_tokens)
     if window is None:
         return new + cached
-    check_count("window", window)
+    window = check_count("window", window)
     return new + (cached % window if chunked else min(cached, window - 1))
 
 
 def attention(
     spec: Attention,
-    step: list[tuple[int, int]],
+    step: Step,
     window: int | None = None,
     kv_dtype: str = "bf16",
     activation_dtype: str = "bf16",
@@ -171,6 +202,8 @@ def attention(
     >>> cost.flop, cost.read_bytes, round(cost.intensity, 2)  # about the 4 query heads per KV head
     (33554432, 8396800, 3.99)
     """
+    step = checked_step(step)
+    check_flag("fused", fused)
     queries = sum(new for new, _ in step)
     in_elements = queries * spec.num_q_heads * spec.head_dim
     out_elements = queries * spec.num_q_heads * spec.value_dim
@@ -206,7 +239,7 @@ def _keys(new: int, cached: int, window: int | None, chunked: bool, top: int | N
 
 def latent_attention(
     spec: LatentAttention,
-    step: list[tuple[int, int]],
+    step: Step,
     kv_dtype: str = "bf16",
     activation_dtype: str = "bf16",
 ) -> Cost:
@@ -227,7 +260,7 @@ def latent_attention(
     (True, 238)
     """
     flop = keys = queries = 0
-    for new, cached in step:
+    for new, cached in checked_step(step):
         pairs = _pairs(new, cached, None, False, spec.top_tokens)
         seen = _keys(new, cached, None, False, spec.top_tokens)
         expanded = (
@@ -243,7 +276,7 @@ def latent_attention(
 
 def index(
     spec: Indexer,
-    step: list[tuple[int, int]],
+    step: Step,
     kv_dtype: str = "bf16",
     activation_dtype: str = "bf16",
 ) -> Cost:
@@ -254,6 +287,7 @@ def index(
     >>> index(Indexer(64, 128, ()), [(1, 4095)]).flop == 2 * 64 * 128 * 4096
     True
     """
+    step = checked_step(step)
     pairs = sum(causal_pairs(new, cached) for new, cached in step)
     queries = sum(new for new, _ in step) * spec.num_heads * spec.head_dim
     keys = sum(new + cached for new, cached in step)
@@ -264,7 +298,7 @@ def index(
     )
 
 
-def recurrence(state: RecurrentState, step: list[tuple[int, int]]) -> Cost:
+def recurrence(state: RecurrentState, step: Step) -> Cost:
     """Return the cost of carrying the state of every sequence through its new tokens.
 
     The state is read and written once per sequence and step, however many tokens it takes in; the
@@ -277,7 +311,8 @@ def recurrence(state: RecurrentState, step: list[tuple[int, int]]) -> Cost:
     >>> recurrence(state, [(1, 500), (1, 9)]).read_bytes == 2 * state.state_bytes
     True
     """
-    tokens = sum(_checked(new, cached)[0] for new, cached in step)
+    step = checked_step(step)
+    tokens = sum(new for new, _ in step)
     moved = len(step) * state.state_bytes
     return Cost(tokens * state.flop_per_token, moved, moved)
 

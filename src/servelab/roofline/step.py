@@ -24,7 +24,9 @@ from servelab.models import (
 )
 from servelab.roofline.cost import Cost, Operator
 from servelab.roofline.operators import (
+    Step,
     attention,
+    checked_step,
     embedding,
     experts,
     index,
@@ -34,8 +36,6 @@ from servelab.roofline.operators import (
     recurrence,
 )
 from servelab.units import check_count
-
-Step = Sequence[tuple[int, int]]
 
 
 def step_cost(
@@ -60,7 +60,7 @@ def step_cost(
     (31.6, ['attention', 'down_proj', 'embedding'])
     """
     spec.require_parameters()
-    pairs = _checked(step)
+    pairs = checked_step(step)
     rows = sum(new for new, _ in pairs)
     lookups = 2 if spec.position_rows else 1  # a learned position is one more row per token
 
@@ -125,27 +125,38 @@ def _layer(
     yield from linears(layer.extra)
 
 
-def _checked(step: Step) -> list[tuple[int, int]]:
-    if not step:
-        raise ValueError("a step needs at least one (new tokens, cached tokens) pair, got none")
-    for pair in step:
-        if not isinstance(pair, Sequence) or len(pair) != 2:
-            raise ValueError(f"a step is a list of (new tokens, cached tokens) pairs, got {pair!r}")
-    return [
-        (check_count("new tokens", new), check_count("cached tokens", cached, minimum=0))
-        for new, cached in step
-    ]
+def generation_steps(
+    prompt_tokens: int, new_tokens: int, cached: bool = True
+) -> list[list[tuple[int, int]]]:
+    """Return the steps that generate tokens after a prompt, one token per step.
+
+    The first step reads the prompt and yields the first token; the last token is never read.
+
+    Parameters: ``prompt_tokens``, ``new_tokens`` from 1; ``cached`` False: without a KV cache, each
+    step reads the whole sequence again.
+    Raises: ``TypeError``, ``ValueError`` for bad counts.
+
+    >>> generation_steps(1024, 3)
+    [[(1024, 0)], [(1, 1024)], [(1, 1025)]]
+    >>> generation_steps(1024, 3, cached=False)
+    [[(1024, 0)], [(1025, 0)], [(1026, 0)]]
+    """
+    check_count("prompt_tokens", prompt_tokens)
+    lengths = range(prompt_tokens, prompt_tokens + check_count("new_tokens", new_tokens))
+    if not cached:
+        return [[(length, 0)] for length in lengths]
+    return [[(prompt_tokens, 0)]] + [[(1, length - 1)] for length in lengths[1:]]
 
 
 def _logit_rows(
     logits: Literal["last", "all"] | Sequence[int], pairs: list[tuple[int, int]]
 ) -> int:
     """Return the rows that lm_head multiplies."""
-    if logits == "last":
+    if isinstance(logits, str) and logits == "last":
         return len(pairs)
-    if logits == "all":
+    if isinstance(logits, str) and logits == "all":
         return sum(new for new, _ in pairs)
-    if isinstance(logits, str) or len(logits) != len(pairs):
+    if isinstance(logits, str) or not isinstance(logits, Sequence) or len(logits) != len(pairs):
         raise ValueError(f"logits must be 'last', 'all' or one count per sequence, got {logits!r}")
     rows = [check_count("logits", count, minimum=0) for count in logits]
     for count, (new, _) in zip(rows, pairs, strict=True):

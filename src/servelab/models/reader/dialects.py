@@ -98,6 +98,7 @@ def dbrx(keys: Keys, family: Family) -> Family:
     assert ffn is not None
     kv_heads = attention.count("kv_n_heads")
     keys.settle("num_key_value_heads", kv_heads, f"attn_config.kv_n_heads = {kv_heads}")
+    attention.skip("tie_word_embeddings")  # sections may be saved with all defaults
     attention.refuse_unread("attn_config.")
     for ordinary, own in (
         ("num_experts", "moe_num_experts"),
@@ -108,7 +109,7 @@ def dbrx(keys: Keys, family: Family) -> Family:
         keys.settle(ordinary, value, f"ffn_config.{own} = {value}")
     ffn.skip(
         "moe_jitter_eps", "moe_loss_weight", "moe_normalize_expert_weights", "hidden_size",
-        "uniform_expert_assignment",
+        "uniform_expert_assignment", "tie_word_embeddings",
     )  # fmt: skip
     ffn.refuse_unread("ffn_config.")
     return family

@@ -115,9 +115,7 @@ FAMILIES: dict[str, Family] = {
     "helium": replace(_LLAMA, source=_hf("helium")),
     "smollm3": replace(_LLAMA, source=_hf("smollm3"), tied=True, window="switched"),
     "ministral3": replace(_NO_BIAS, source=_hf("ministral3"), window="everywhere"),
-    "mistral": replace(
-        _NO_BIAS, source=_hf("mistral"), qkv_bias=("attention_bias", False), window="everywhere"
-    ),
+    "mistral": replace(_NO_BIAS, source=_hf("mistral"), window="everywhere"),
     "ministral": replace(_NO_BIAS, source=_hf("ministral"), window="everywhere"),
     "phi3": replace(
         _LLAMA,
@@ -190,20 +188,20 @@ FAMILIES: dict[str, Family] = {
     "olmo3": replace(_OLMO2, source=_hf("olmo3"), full_every=4),
     # --- Qwen, MiMo -------------------------------------------------------------------------------
     "qwen2": replace(_QWEN, source=_hf("qwen2")),
-    "qwen2_vl": replace(_QWEN, source=_hf("qwen2_vl")),
-    "qwen2_5_vl": replace(_QWEN, source=_hf("qwen2_5_vl")),
+    "qwen2_vl": replace(_QWEN, tied=None, source=_hf("qwen2_vl")),
+    "qwen2_5_vl": replace(_QWEN, tied=None, source=_hf("qwen2_5_vl")),
     "mimo": replace(
         _QWEN,
         source="XiaomiMiMo modeling_mimo.py: Qwen2 with prediction layers",
         fixed=(("attention_bias", True),),
     ),
     "qwen3": _QWEN3,
-    "qwen3_vl": replace(_QWEN3, source=_hf("qwen3_vl")),
+    "qwen3_vl": replace(_QWEN3, tied=None, source=_hf("qwen3_vl")),
     "qwen2_moe": replace(
         _QWEN, source=_hf("qwen2_moe"), qkv_bias=("qkv_bias", True), mixture=_QWEN_MOE
     ),
     "qwen3_moe": replace(_QWEN3, source=_hf("qwen3_moe"), mixture=Mixture()),
-    "qwen3_vl_moe": replace(_QWEN3, source=_hf("qwen3_vl_moe"), mixture=Mixture()),
+    "qwen3_vl_moe": replace(_QWEN3, tied=None, source=_hf("qwen3_vl_moe"), mixture=Mixture()),
     # --- Gemma, Cohere ----------------------------------------------------------------------------
     "gemma": _GEMMA,
     "gemma2": replace(_GEMMA, source=_hf("gemma2"), norms=4, full_every=2),
@@ -214,7 +212,7 @@ FAMILIES: dict[str, Family] = {
     # --- GLM --------------------------------------------------------------------------------------
     "glm": _GLM,
     "glm4": replace(_GLM, source=_hf("glm4"), norms=4),
-    "glm4v": replace(_GLM, source=_hf("glm4v"), norms=4),
+    "glm4v": replace(_GLM, tied=None, source=_hf("glm4v"), norms=4),
     "glm4_moe": replace(
         _GLM,
         source=_hf("glm4_moe"),
@@ -248,6 +246,7 @@ FAMILIES: dict[str, Family] = {
             ("do_layer_norm_before", True),
             ("_remove_final_layer_norm", False),
             ("layer_norm_elementwise_affine", True),
+            ("output_projection", True),
         ),
         weight_dtype="fp16",
     ),
@@ -332,3 +331,20 @@ FAMILIES: dict[str, Family] = {
         mixture=replace(_WIDE, router_bias=("use_routing_bias", True)),
     ),
 }
+
+#: Keys whose absence the model code fills with a size of its own class, of another model.
+_STATED = {
+    "num_key_value_heads": """
+        cwm helium smollm3 ministral3 mistral ministral seed_oss internlm3 ernie4_5 exaone exaone4
+        qwen2 qwen2_vl qwen2_5_vl qwen2_moe qwen3 qwen3_moe qwen3_vl qwen3_vl_moe gemma gemma2
+        gemma3 vaultgemma glm glm4 glm4v glm4_moe starcoder2 stablelm mixtral phimoe gpt_oss
+        ernie4_5_moe exaone_moe solar_open dots1 minimax_m2""",
+    "head_dim": """
+        cwm helium ministral3 seed_oss internlm3 ernie4_5 qwen3 qwen3_vl gemma gemma2 gemma3
+        vaultgemma glm glm4 gpt_oss solar_open minimax_m2""",
+    "sliding_window": """
+        cwm mistral ministral exaone4 olmo3 gemma2 gemma3 vaultgemma cohere2 gpt_oss""",
+}
+for _key, _types in _STATED.items():
+    for _type in _types.split():
+        FAMILIES[_type] = replace(FAMILIES[_type], stated=(*FAMILIES[_type].stated, _key))

@@ -49,8 +49,9 @@ class Family:
     ``full_every`` one layer in so many is full where no key says; ``mlp_factor`` times hidden_size
     is the width where no key gives it; ``position_offset`` a learned position table has this many
     rows more than positions (None: no table); ``embedding_norm``; ``sinks`` one number per query
-    head; ``mlp_extra_params``; ``fixed`` keys with the only value that is modelled; ``mixture`` of
-    experts, if any; ``weight_dtype`` where the file names none.
+    head; ``mlp_extra_params``; ``fixed`` keys with the only value that is modelled; ``stated``
+    keys without which the model code takes a size of its own: absence is refused, null is not;
+    ``mixture`` of experts, if any; ``weight_dtype`` where the file names none.
     """
 
     source: str
@@ -72,6 +73,7 @@ class Family:
     sinks: bool = False
     mlp_extra_params: int = 0
     fixed: tuple[tuple[str, object], ...] = ()
+    stated: tuple[str, ...] = ()
     mixture: Mixture | None = None
     weight_dtype: str = "bf16"
 

@@ -21,6 +21,7 @@ from servelab.models.reader.keys import Keys
 from servelab.models.reader.ordinary import (
     EXPERTS,
     EXPERTS_PER_TOKEN,
+    HEADS_STATED,
     MLP_WIDTH,
     Sizes,
     assemble,
@@ -37,6 +38,7 @@ _GEMMA3N = Family(
     mlp_bias=False,
     qk_norm="head",
     full_every=5,
+    stated=(*HEADS_STATED, "sliding_window"),
 )
 _GEMMA4 = replace(_GEMMA3N, source="transformers modeling_gemma4.py", norms=4, full_every=6)
 

@@ -34,6 +34,8 @@ from servelab.models.reader.mixing import (
     unwindowed,
 )
 from servelab.models.reader.ordinary import (
+    HEADS_STATED,
+    KV_STATED,
     Q_HEADS,
     read_attention,
     read_blocks,
@@ -145,8 +147,9 @@ def _cycle(key: str, words: list[object], layers: int) -> list[str]:
 
 def lfm2(keys: Keys, name: str) -> ModelSpec:
     """Return LFM2: gated short convolutions and attention."""
-    family = family_of(
-        "lfm2", tied=True, qk_norm="head", qkv_bias=False, out_bias=False,
+    family =  family_of(
+        "lfm2",
+        stated=KV_STATED, tied=True, qk_norm="head", qkv_bias=False, out_bias=False,
         mixture=Mixture(router_bias=("use_expert_bias", True)),
     )  # fmt: skip
     sizes = read_sizes(keys, family)
@@ -184,7 +187,7 @@ def _settle_lfm2_width(keys: Keys) -> None:
 
 def minimax(keys: Keys, name: str) -> ModelSpec:
     """Return MiniMax-Text-01: lightning attention, and softmax attention in the listed layers."""
-    family = family_of("minimax", qkv_bias=False, out_bias=False, mixture=WIDE)
+    family = family_of("minimax", stated=KV_STATED, qkv_bias=False, out_bias=False, mixture=WIDE)
     sizes = read_sizes(keys, family)
     listed = keys.counts("attn_type_list", length=sizes.layers, minimum=0)
     if listed is not None:
@@ -204,11 +207,15 @@ def minimax(keys: Keys, name: str) -> ModelSpec:
 
 HYBRIDS: dict[str, Reader] = {
     "qwen3_next": qwen_next(
-        family_of("qwen3_next", qk_norm="head", mixture=Mixture(shared="gated"))
+        family_of(
+            "qwen3_next", stated=HEADS_STATED, qk_norm="head", mixture=Mixture(shared="gated")
+        )
     ),
-    "qwen3_5": qwen_next(family_of("qwen3_5", qk_norm="head")),
+    "qwen3_5": qwen_next(family_of("qwen3_5", stated=HEADS_STATED, qk_norm="head")),
     "qwen3_5_moe": qwen_next(
-        family_of("qwen3_5_moe", qk_norm="head", mixture=Mixture(shared="gated"))
+        family_of(
+            "qwen3_5_moe", stated=HEADS_STATED, qk_norm="head", mixture=Mixture(shared="gated")
+        )
     ),
     "kimi_linear": kimi_linear,
     "jamba": jamba,
@@ -223,4 +230,6 @@ HYBRIDS: dict[str, Reader] = {
     "lfm2": lfm2,
     "lfm2_moe": lfm2,
     "minimax": minimax,
+    "minimax_text_01": minimax,
+    "minimax_m1": minimax,
 }

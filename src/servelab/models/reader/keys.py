@@ -60,6 +60,10 @@ class Keys:
         """Return whether any of the names is given and not null."""
         return any(self._config.get(name) is not None or name in self._settled for name in names)
 
+    def mentions(self, *names: str) -> bool:
+        """Return whether any of the names is there; null is an answer, absence is not."""
+        return any(name in self._config or name in self._settled for name in names)
+
     def _find(self, names: Sequence[str]) -> tuple[str, Any]:
         """Return the first name given, with its value; other spellings must not contradict it."""
         self._read.update(names)

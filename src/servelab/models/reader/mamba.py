@@ -25,6 +25,8 @@ from servelab.models.reader.mixing import (
     unwindowed,
 )
 from servelab.models.reader.ordinary import (
+    HEADS_STATED,
+    KV_STATED,
     LAYERS,
     Sizes,
     assemble,
@@ -38,7 +40,7 @@ from servelab.models.spec import ModelSpec
 
 def jamba(keys: Keys, name: str) -> ModelSpec:
     """Return Jamba: one attention layer per period, Mamba elsewhere, experts in some layers."""
-    family = family_of("jamba", qkv_bias=False, out_bias=False, mixture=WIDE)
+    family = family_of("jamba", stated=KV_STATED, qkv_bias=False, out_bias=False, mixture=WIDE)
     sizes = read_sizes(keys, family)
     kinds = kinds_of(keys, sizes.layers, period="attn_layer_period", offset="attn_layer_offset")
     dtype = read_dtype(keys, family)
@@ -82,7 +84,7 @@ def _mamba2_state(sizes: Sizes, inner: int | None = None, norm: bool = True) -> 
 
 def bamba(keys: Keys, name: str) -> ModelSpec:
     """Return Bamba: Mamba-2, with attention in the listed layers."""
-    sizes = read_sizes(keys, family_of("bamba", mlp_bias=("mlp_bias", False)))
+    sizes = read_sizes(keys, family_of("bamba", stated=KV_STATED, mlp_bias=("mlp_bias", False)))
     kinds = kinds_of(keys, sizes.layers, indices="attn_layer_indices")
     state = _mamba2_state(sizes)
     return mix(sizes, name, kinds, unwindowed(sizes), state, read_blocks(sizes))
@@ -110,12 +112,13 @@ def granite_hybrid(keys: Keys, name: str) -> ModelSpec:
 
 def falcon_h1(keys: Keys, name: str) -> ModelSpec:
     """Return Falcon-H1: attention and Mamba-2 side by side in every layer."""
-    family = family_of("falcon_h1", mlp_bias=("mlp_bias", False))
+    family = family_of("falcon_h1", stated=KV_STATED, mlp_bias=("mlp_bias", False))
     sizes = read_sizes(keys, family)
     norm = keys.flag("mamba_rms_norm", False, "absent: false (FalconH1Config)")
     state = _mamba2_state(sizes, keys.count("mamba_d_ssm"), norm)
     keys.must_be("projectors_bias", (False,), "biases")
     keys.must_be("mamba_use_mlp", (True,), "layers without an MLP")
+    keys.words("layer_types", sizes.layers, {"hybrid": "both"})
     keys.skip("mamba_norm_before_gate", "mlp_expansion_factor")
     norms = 2 * sizes.hidden
     return assemble(
@@ -139,6 +142,7 @@ def nemotron_h(keys: Keys, name: str) -> ModelSpec:
     """Return Nemotron-H: one part per layer, by a pattern of letters or a list of words."""
     family = family_of(
         "nemotron_h",
+        stated=HEADS_STATED,
         norms=1,
         gated=False,
         mlp_bias=("mlp_bias", False),

@@ -31,6 +31,10 @@ KV_HEADS = (
     "num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num",
     "num_key_value_heads_per_layer", "n_kv_heads", "num_query_groups",
 )  # fmt: skip
+HEAD_DIM = ("head_dim", "kv_channels", "attention_head_dim", "head_size")
+#: Where a family states its heads or is refused, as `Family.stated`: hybrids and others.
+KV_STATED = (KV_HEADS[0],)
+HEADS_STATED = (KV_HEADS[0], HEAD_DIM[0])
 MLP_WIDTH = ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", "d_ff")
 CONTEXT = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length",
@@ -68,6 +72,14 @@ def read_sizes(keys: Keys, family: Family) -> Sizes:
     keys.must_be("add_cross_attention", (False,), "cross attention")
     if family.position_offset is None:
         keys.must_be("position_embedding_type", _NO_TABLE, "a table of positions")
+    for key in family.stated:
+        names = KV_HEADS if key == KV_HEADS[0] else HEAD_DIM if key == HEAD_DIM[0] else (key,)
+        if not keys.mentions(*names):
+            raise UnsupportedConfig(key, f"is missing, and no rule replaces it ({family.source})")
+    if family.qkv_bias is False and family.out_bias is False:
+        keys.must_be("attention_bias", (False,), f"no such biases: {family.source}")
+    if family.mlp_bias is False:
+        keys.must_be("mlp_bias", (False,), f"no such biases: {family.source}")
     for key, value in family.fixed:
         keys.must_be(key, (value,), family.source)
     return Sizes(keys, family, keys.count(*HIDDEN), keys.count(*LAYERS, maximum=MAX_LAYERS))
@@ -129,10 +141,7 @@ def read_attention(sizes: Sizes, windows: list[patterns.Reach]) -> list[Attentio
 
 def read_head_dim(keys: Keys, hidden: int, q_heads: list[int]) -> int:
     """Return the stated width of a head, or hidden_size over the query heads."""
-    stated = keys.count_or_none(
-        "head_dim", "kv_channels", "attention_head_dim", "head_size",
-        rule="absent or null: hidden_size / num_attention_heads",
-    )  # fmt: skip
+    stated = keys.count_or_none(*HEAD_DIM, rule="absent or null: hidden_size / num_attention_heads")
     if stated is not None:
         return stated
     if len(set(q_heads)) > 1 or hidden % q_heads[0]:
@@ -297,7 +306,7 @@ _DTYPES = {
 
 def read_dtype(keys: Keys, family: Family) -> str:
     """Return the number format of the published weights."""
-    for key in ("torch_dtype", "dtype"):
+    for key in ("dtype", "torch_dtype"):
         stated = keys.text(key)
         if stated is not None:
             stated = stated.removeprefix("torch.")

@@ -104,9 +104,6 @@ def reaches(keys: Keys, kinds: list[str], window: int | None) -> list[Reach]:
 def _claims(keys: Keys, layers: int) -> dict[str, list[str]]:
     """Return what each key says about every layer."""
     claims: dict[str, list[str]] = {}
-    types = keys.words("layer_types", layers, LAYER_TYPES)
-    if types is not None:
-        claims["layer_types"] = types
     if keys.has("use_sliding_window"):
         first = layers
         if keys.flag("use_sliding_window", False, ""):
@@ -116,6 +113,9 @@ def _claims(keys: Keys, layers: int) -> dict[str, list[str]]:
     pattern = _pattern(keys, layers)
     if pattern is not None:
         claims["sliding_window_pattern"] = pattern
+    types = keys.words("layer_types", layers, LAYER_TYPES)
+    if types is not None:
+        claims["layer_types"] = types
     return claims
 
 

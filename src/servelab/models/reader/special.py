@@ -23,6 +23,8 @@ from servelab.models.reader.family import Family, Mixture
 from servelab.models.reader.gemma import gemma3n, gemma4
 from servelab.models.reader.keys import Keys
 from servelab.models.reader.ordinary import (
+    HEADS_STATED,
+    KV_STATED,
     Q_HEADS,
     Sizes,
     assemble,
@@ -39,6 +41,7 @@ def llama4(keys: Keys, name: str) -> ModelSpec:
     """Return Llama 4's text decoder: layers with rotary positions attend within chunks."""
     family = Family(
         "transformers modeling_llama4.py",
+        stated=HEADS_STATED,
         mlp_bias=False,
         mixture=replace(_WIDE, shared="always", dense_width="intermediate_size_mlp"),
     )
@@ -73,7 +76,11 @@ def mllama(keys: Keys, name: str) -> ModelSpec:
     ``kv_bytes_per_token``.
     """
     family = Family(
-        "transformers modeling_mllama.py", qkv_bias=False, out_bias=False, mlp_bias=False
+        "transformers modeling_mllama.py",
+        stated=KV_STATED,
+        qkv_bias=False,
+        out_bias=False,
+        mlp_bias=False,
     )
     sizes = read_sizes(keys, family)
     if not keys.has("cross_attention_layers"):
@@ -171,6 +178,7 @@ def minimax_m3(keys: Keys, name: str) -> ModelSpec:
     """Return MiniMax-M3: grouped-query attention, sparse in most layers, with an index cache."""
     family = Family(
         "transformers modeling_minimax_m3_vl.py",
+        stated=HEADS_STATED,
         mlp_bias=False,
         qk_norm="head",
         qk_norm_key=("use_qk_norm", True),
