@@ -330,6 +330,9 @@ def test_files_and_folders(tmp_path):
     assert by_file == by_folder == ModelSpec.from_config(LLAMA)
     with pytest.raises(FileNotFoundError):
         ModelSpec.from_config(tmp_path / "none.json")
+    beside = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside), encoding="utf-8")
+    assert ModelSpec.from_config(file).weight_bytes() == 6 * LAYER + 6 * 4 * 4 + REST
 
 
 @pytest.mark.parametrize(
@@ -416,6 +419,13 @@ def test_weight_bytes_of_quantised_files(config, matrices):
     assert spec.params_total == read({}).params_total
 
 
+def test_weight_bytes_of_mlx_count_embedding_and_lm_head():
+    spec = read({"quantization": {"group_size": 64, "bits": 4}})
+    assert spec.weight_bytes() == 6 * LAYER // 2 + groups(64) * 4 + 2 * 13 * 256 + 2 * (
+        1000 * 256 // 2 + 1000 * 4 * 4
+    )
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -424,6 +434,7 @@ def test_weight_bytes_of_quantised_files(config, matrices):
         {"quant_method": "awq", "group_size": 128},
         {"quant_method": "fp8", "weight_block_size": [128]},
         {"quant_method": "modelopt", "quant_algo": "FP3"},
+        {"group_size": 64, "bits": 4, "model.layers.0.mlp.down_proj": {"bits": 8}},
         {"quant_method": "compressed-tensors", "config_groups": {}, "ignore": ["re:("]},
     ],
 )

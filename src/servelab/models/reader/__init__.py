@@ -56,7 +56,7 @@ def read_config(
 
 def _read(config: Mapping[str, Any], name: str | None) -> ModelSpec:
     outer = text = Keys(config)
-    outer.skip("quantization_config")  # read last, when the matrices are known
+    outer.skip("quantization_config", "quantization")  # read last, when the matrices are known
     where = ""
     outer_type = outer.raw("model_type")
     for section in _TEXT_SECTIONS:

@@ -17,13 +17,8 @@ from servelab.models.layers import LayerSpec, Mlp
 from servelab.models.reader import patterns
 from servelab.models.reader.family import Family
 from servelab.models.reader.keys import Keys, show
-from servelab.models.reader.ordinary import (
-    Q_HEADS,
-    assemble,
-    read_attention,
-    read_head_dim,
-    read_sizes,
-)
+from servelab.models.reader.ordinary import assemble, read_attention, read_head_dim
+from servelab.models.reader.sizes import Q_HEADS, read_sizes
 from servelab.models.spec import ModelSpec
 
 

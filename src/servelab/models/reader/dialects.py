@@ -16,8 +16,8 @@ from dataclasses import replace
 from servelab.models.errors import UnsupportedConfig
 from servelab.models.reader.family import Family
 from servelab.models.reader.keys import MAX_LAYERS, Keys, show
-from servelab.models.reader.ordinary import HIDDEN, LAYERS, Q_HEADS
 from servelab.models.reader.patterns import LAYER_TYPES
+from servelab.models.reader.sizes import HIDDEN, LAYERS, Q_HEADS
 
 
 def falcon(keys: Keys, family: Family) -> Family:

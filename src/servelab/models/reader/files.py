@@ -6,7 +6,8 @@ given by mistake.
 Assumes: a configuration is at most 16 MiB; the largest published ones, which list every quantised
 matrix, have less than one.
 
-Ignores: which hub or repository it came from.
+Ignores: which hub or repository it came from, and what stands beside it, but for the quantisation
+that ModelOpt writes into ``hf_quant_config.json``.
 """
 
 from __future__ import annotations
@@ -57,6 +58,17 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any
     path = Path(source)
     if path.is_dir():
         path /= "config.json"
+    config = _json_object(path)
+    beside = path.with_name("hf_quant_config.json")  # where ModelOpt puts the quantisation
+    if "quantization_config" not in config and beside.is_file():
+        stated = _json_object(beside).get("quantization")
+        if isinstance(stated, Mapping):
+            config["quantization_config"] = {"quant_method": "modelopt", **stated}
+    return config
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object that a file holds."""
     with path.open("rb") as file:
         content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:

@@ -17,16 +17,15 @@ from servelab.models.errors import UnsupportedConfig
 from servelab.models.layers import Experts, LayerSpec, Mlp
 from servelab.models.reader import patterns
 from servelab.models.reader.family import Family
+from servelab.models.reader.feedforward import read_mlps
 from servelab.models.reader.keys import Keys
-from servelab.models.reader.ordinary import (
+from servelab.models.reader.ordinary import assemble, read_attention
+from servelab.models.reader.sizes import (
     EXPERTS,
     EXPERTS_PER_TOKEN,
     HEADS_STATED,
     MLP_WIDTH,
     Sizes,
-    assemble,
-    read_attention,
-    read_mlps,
     read_sizes,
 )
 from servelab.models.spec import ModelSpec

@@ -14,6 +14,7 @@ from dataclasses import replace
 from servelab.models.errors import UnsupportedConfig
 from servelab.models.reader import patterns, recurrent
 from servelab.models.reader.family import Family, Mixture
+from servelab.models.reader.feedforward import read_blocks
 from servelab.models.reader.keys import Keys, show
 from servelab.models.reader.latent import read_latent_attention
 from servelab.models.reader.mamba import (
@@ -33,16 +34,9 @@ from servelab.models.reader.mixing import (
     mix,
     unwindowed,
 )
-from servelab.models.reader.ordinary import (
-    HEADS_STATED,
-    KV_STATED,
-    Q_HEADS,
-    read_attention,
-    read_blocks,
-    read_dtype,
-    read_sizes,
-)
+from servelab.models.reader.ordinary import read_attention, read_dtype
 from servelab.models.reader.patterns import FULL, RECURRENT, Reach
+from servelab.models.reader.sizes import HEADS_STATED, KV_STATED, Q_HEADS, read_sizes
 from servelab.models.spec import ModelSpec
 
 

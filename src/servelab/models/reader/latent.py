@@ -17,15 +17,10 @@ from servelab.models.attention import Indexer, LatentAttention, Linear
 from servelab.models.errors import UnsupportedConfig
 from servelab.models.layers import LayerSpec
 from servelab.models.reader.family import Family, Mixture
+from servelab.models.reader.feedforward import read_blocks
 from servelab.models.reader.keys import Keys
-from servelab.models.reader.ordinary import (
-    KV_HEADS,
-    Q_HEADS,
-    Sizes,
-    assemble,
-    read_blocks,
-    read_sizes,
-)
+from servelab.models.reader.ordinary import assemble
+from servelab.models.reader.sizes import KV_HEADS, Q_HEADS, Sizes, read_sizes
 from servelab.models.spec import ModelSpec
 
 _DEEPSEEK = Family(

@@ -15,6 +15,7 @@ from servelab.models.errors import UnsupportedConfig
 from servelab.models.layers import Experts, LayerSpec, Mlp, RecurrentState
 from servelab.models.reader import recurrent
 from servelab.models.reader.family import Mixture
+from servelab.models.reader.feedforward import read_blocks
 from servelab.models.reader.keys import Keys, show
 from servelab.models.reader.mixing import (
     WIDE,
@@ -24,17 +25,9 @@ from servelab.models.reader.mixing import (
     mix,
     unwindowed,
 )
-from servelab.models.reader.ordinary import (
-    HEADS_STATED,
-    KV_STATED,
-    LAYERS,
-    Sizes,
-    assemble,
-    read_blocks,
-    read_dtype,
-    read_sizes,
-)
+from servelab.models.reader.ordinary import assemble, read_dtype
 from servelab.models.reader.patterns import RECURRENT
+from servelab.models.reader.sizes import HEADS_STATED, KV_STATED, LAYERS, Sizes, read_sizes
 from servelab.models.spec import ModelSpec
 
 

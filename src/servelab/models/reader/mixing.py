@@ -18,12 +18,9 @@ from servelab.models.layers import AnyAttention, Experts, LayerSpec, Mlp, Recurr
 from servelab.models.reader import patterns
 from servelab.models.reader.family import Family, Mixture
 from servelab.models.reader.keys import Keys
-from servelab.models.reader.ordinary import (
-    Sizes,
-    assemble,
-    read_attention,
-)
+from servelab.models.reader.ordinary import assemble, read_attention
 from servelab.models.reader.patterns import FULL, LAYER_TYPES, RECURRENT, Reach
+from servelab.models.reader.sizes import Sizes
 from servelab.models.spec import ModelSpec
 
 Reader = Callable[[Keys, str], ModelSpec]

@@ -12,77 +12,24 @@ exported here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from servelab.models.attention import Attention
 from servelab.models.errors import UnsupportedConfig
-from servelab.models.layers import Experts, LayerSpec, Mlp
+from servelab.models.layers import LayerSpec
 from servelab.models.reader import patterns
-from servelab.models.reader.family import Family, Flag, Mixture
+from servelab.models.reader.family import Family
+from servelab.models.reader.feedforward import read_blocks
 from servelab.models.reader.keys import MAX_LAYERS, Keys
+from servelab.models.reader.sizes import (
+    CONTEXT,
+    HEAD_DIM,
+    KV_HEADS,
+    PREDICTION_LAYERS,
+    Q_HEADS,
+    Sizes,
+    read_sizes,
+)
 from servelab.models.spec import ModelSpec
-
-HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model", "model_dim")
-LAYERS = (
-    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers",
-)  # fmt: skip
-Q_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "num_query_heads")
-KV_HEADS = (
-    "num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num",
-    "num_key_value_heads_per_layer", "n_kv_heads", "num_query_groups",
-)  # fmt: skip
-HEAD_DIM = ("head_dim", "kv_channels", "attention_head_dim", "head_size")
-#: Where a family states its heads or is refused, as `Family.stated`: hybrids and others.
-KV_STATED = (KV_HEADS[0],)
-HEADS_STATED = (KV_HEADS[0], HEAD_DIM[0])
-MLP_WIDTH = ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", "d_ff")
-CONTEXT = (
-    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length",
-    "model_max_length", "max_context_length",
-)  # fmt: skip
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-EXPERTS_PER_TOKEN = (
-    "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k", "moe_topk",
-    "top_k_experts", "moe_top_k",
-)  # fmt: skip
-SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
-_NO_TABLE = ("rope", "rotary", "nope", "alibi", "rope_gptj", "relative")
-PREDICTION_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What every decoder has: its width, its depth, and its family's rules."""
-
-    keys: Keys
-    family: Family
-    hidden: int
-    layers: int
-
-    def flag(self, rule: Flag) -> bool:
-        """Return a family's flag: fixed, or read from its key."""
-        if isinstance(rule, bool):
-            return rule
-        key, otherwise = rule
-        return self.keys.flag(key, otherwise, f"absent: {otherwise} ({self.family.source})")
-
-
-def read_sizes(keys: Keys, family: Family) -> Sizes:
-    """Return width and depth; refuse what the family's rules do not cover."""
-    keys.must_be("add_cross_attention", (False,), "cross attention")
-    if family.position_offset is None:
-        keys.must_be("position_embedding_type", _NO_TABLE, "a table of positions")
-    for key in family.stated:
-        names = KV_HEADS if key == KV_HEADS[0] else HEAD_DIM if key == HEAD_DIM[0] else (key,)
-        if not keys.mentions(*names):
-            raise UnsupportedConfig(key, f"is missing, and no rule replaces it ({family.source})")
-    if family.qkv_bias is False and family.out_bias is False:
-        keys.must_be("attention_bias", (False,), f"no such biases: {family.source}")
-    if family.mlp_bias is False:
-        keys.must_be("mlp_bias", (False,), f"no such biases: {family.source}")
-    for key, value in family.fixed:
-        keys.must_be(key, (value,), family.source)
-    return Sizes(keys, family, keys.count(*HIDDEN), keys.count(*LAYERS, maximum=MAX_LAYERS))
 
 
 def read_ordinary(keys: Keys, name: str, family: Family) -> ModelSpec:
@@ -151,81 +98,6 @@ def read_head_dim(keys: Keys, hidden: int, q_heads: list[int]) -> int:
             f"and head_dim is not given",
         )
     return hidden // q_heads[0]
-
-
-# --- feed-forward blocks ------------------------------------------------------------------------
-
-
-def read_blocks(sizes: Sizes) -> list[Mlp | Experts | None]:
-    """Return the feed-forward block of every layer; None where the file leaves its width out."""
-    keys, family = sizes.keys, sizes.family
-    if family.mixture is None or not keys.has(*EXPERTS):
-        return [*read_mlps(sizes, MLP_WIDTH)]
-    experts = read_experts(sizes, family.mixture)
-    sparse = patterns.sparse_layers(keys, sizes.layers)
-    if all(sparse):
-        keys.skip(*MLP_WIDTH)
-        return [experts] * sizes.layers
-    dense = read_mlps(sizes, (family.mixture.dense_width,))
-    return [experts if s else mlp for s, mlp in zip(sparse, dense, strict=True)]
-
-
-def read_mlps(sizes: Sizes, names: tuple[str, ...]) -> list[Mlp | None]:
-    """Return an MLP per layer."""
-    keys, family = sizes.keys, sizes.family
-    widths = keys.counts(*names, length=sizes.layers)
-    bias = sizes.flag(family.mlp_bias)
-    if widths is None and family.mlp_factor is not None:
-        keys.state(names[0], f"absent: {family.mlp_factor} x hidden_size ({family.source})")
-        widths = [family.mlp_factor * sizes.hidden] * sizes.layers
-    if widths is None:
-        keys.unknown.setdefault(names[0], "is missing")
-        return [None] * sizes.layers
-    extra = family.mlp_extra_params
-    made = {width: Mlp(width, family.gated, bias, extra) for width in set(widths)}
-    return [made[width] for width in widths]
-
-
-def read_experts(sizes: Sizes, mixture: Mixture) -> Experts | None:
-    """Return the mixture that the sparse layers have; None where the file leaves its width out."""
-    keys, family = sizes.keys, sizes.family
-    count = keys.count(*EXPERTS)
-    per_token = keys.count_for_weights(*EXPERTS_PER_TOKEN)
-    width = keys.count_for_weights(mixture.width)
-    shared = read_shared_width(sizes, mixture, width)
-    bias = sizes.flag(mixture.router_bias)
-    if width is None or per_token is None:
-        return None
-    if per_token > count:
-        raise UnsupportedConfig(EXPERTS_PER_TOKEN[0], f"is {per_token}, of {count} experts")
-    return Experts(
-        count,
-        per_token,
-        Mlp(width, family.gated, family.mlp_bias is True or sizes.flag(family.mlp_bias)),
-        Mlp(shared, family.gated) if shared else None,
-        shared_gate=mixture.shared == "gated" and bool(shared),
-        extra_params=count if bias else 0,
-    )
-
-
-def read_shared_width(sizes: Sizes, mixture: Mixture, width: int | None) -> int:
-    """Return the width of the shared experts together, 0 without any."""
-    keys = sizes.keys
-    if mixture.shared == "counted":
-        return (width or 0) * keys.count_or(
-            0, *SHARED_EXPERTS, rule="absent or null: none", minimum=0
-        )
-    if mixture.shared == "gated":
-        return keys.count_or(
-            0, "shared_expert_intermediate_size", rule="absent: no shared expert", minimum=0
-        )
-    if mixture.shared == "width":
-        return keys.count_or(
-            0, "shared_intermediate_size", rule="absent: no shared expert", minimum=0
-        )
-    for name in ("shared_expert_intermediate_size", "shared_intermediate_size", *SHARED_EXPERTS):
-        keys.must_be(name, (0,), "the family has no shared expert")
-    return width or 0 if mixture.shared == "always" else 0
 
 
 # --- the whole ----------------------------------------------------------------------------------

@@ -20,18 +20,11 @@ from servelab.models.layers import LayerSpec
 from servelab.models.reader import patterns
 from servelab.models.reader.blocks import nemotron_nas, openelm
 from servelab.models.reader.family import Family, Mixture
+from servelab.models.reader.feedforward import read_blocks
 from servelab.models.reader.gemma import gemma3n, gemma4
 from servelab.models.reader.keys import Keys
-from servelab.models.reader.ordinary import (
-    HEADS_STATED,
-    KV_STATED,
-    Q_HEADS,
-    Sizes,
-    assemble,
-    read_attention,
-    read_blocks,
-    read_sizes,
-)
+from servelab.models.reader.ordinary import assemble, read_attention
+from servelab.models.reader.sizes import HEADS_STATED, KV_STATED, Q_HEADS, Sizes, read_sizes
 from servelab.models.spec import ModelSpec
 
 _WIDE = Mixture(width="intermediate_size")
