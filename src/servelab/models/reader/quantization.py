@@ -140,7 +140,7 @@ def _grouped(config: Keys, method: str) -> Scheme:
 
 
 def _mlx(config: Keys) -> Scheme:
-    """Return MLX's scheme: an fp16 scale and an fp16 offset per group, embedding and lm_head too."""
+    """Return MLX's scheme: an fp16 scale and offset per group, embedding and lm_head too."""
     config.must_be("mode", ("affine",), "another format of MLX")
     others = [name for name in config.names() if name not in ("bits", "group_size", "mode")]
     if others:
