@@ -108,7 +108,7 @@ def test_experts_are_read_as_far_as_they_are_met() -> None:
 # --- whole requests ---------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(SPECS, st.integers(1, 70), st.integers(1, 70), st.integers(1, 2))
 def test_a_request_is_the_sum_of_its_steps(
     spec: ModelSpec, prompt: int, output: int, batch: int
@@ -138,7 +138,7 @@ def test_a_limiter_that_changes_on_the_way_is_priced_step_by_step() -> None:
     # a chip on whose ridge decoding a large batch passes from compute to memory
     chip = Accelerator("ridge", {"bf16": 1e14}, 10**12, 1e12)
     time = request_time(LLAMA, chip, 8, 4000, batch=150)
-    steps = [step_time(LLAMA, [(1, 8 + i)] * 150, chip) for i in range(0, 3999, 129)]
+    steps = [step_time(LLAMA, [(1, 8 + i)] * 150, chip) for i in range(64, 3999, 129)]
     assert {step.limiter for step in steps} == {"compute", "memory"}
     assert time.decode is not None
     assert time.decode.seconds > max(time.decode.math_seconds, time.decode.memory_seconds)

@@ -26,7 +26,7 @@ class Settings:
     """What an engine is told about its cache.
 
     Parameters: ``max_model_len`` tokens of the longest sequence; ``block_size`` tokens per block
-    (SGLang's ``page_size``, TensorRT-LLM's ``tokens_per_block``, llama.cpp's padding of a context);
+    (SGLang's ``page_size``, TensorRT-LLM's ``tokens_per_block``; llama.cpp has none);
     ``kv_dtype`` a format of `servelab.memory.formats`; ``tp``, ``pp`` tensor- and pipeline-parallel
     sizes; ``dcp`` ranks that share one sequence's tokens (decode-context parallelism);
     ``max_num_batched_tokens`` of one step (llama.cpp's ``n_ubatch``), which layers with a window

@@ -26,8 +26,8 @@ from servelab.models import LayerSpec, ModelSpec
 from servelab.models.parallel import rank, stages
 from servelab.units import check_count
 
-#: llama.cpp pads the cells of windowed layers to this, whatever the padding of the context.
-_WINDOW_CELLS = 256
+#: llama.cpp rounds contexts, and the cells of windowed layers, up to a multiple of this.
+_CELLS = 256
 
 
 def capacity(
@@ -41,15 +41,15 @@ def capacity(
     tp: int = 1,
     pp: int = 1,
     dcp: int = 1,
-    max_num_batched_tokens: int = 8192,
+    max_num_batched_tokens: int | None = None,
     layers_per_stage: tuple[int, ...] | None = None,
 ) -> Capacity:
     """Return the blocks, tokens and full-length sequences that fit, as ``engine`` counts them.
 
     Parameters: ``available_bytes`` for the cache of one rank: one number for all ranks, or one for
-    each of the ``tp * pp``, those of a pipeline stage together; ``engine`` one of ``ENGINES``; the
-    others as in `Settings`. SGLang counts single tokens where ``block_size`` is 1, its default;
-    llama.cpp's contexts are padded to 256, so give it that.
+    each of the ``tp * pp``, those of a pipeline stage together; ``engine`` one of ``ENGINES``;
+    ``max_num_batched_tokens`` None for 8,192, and 512 for llama.cpp; the others as in `Settings`.
+    SGLang counts single tokens where ``block_size`` is 1, its default.
     Raises: ``TypeError``, ``ValueError`` for bad counts, an unknown format or engine, heads that do
     not divide over the ranks, and what the engine itself refuses.
 
@@ -63,6 +63,8 @@ def capacity(
     """
     if not isinstance(engine, str) or engine not in _COUNTS:
         raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+    if max_num_batched_tokens is None:
+        max_num_batched_tokens = 512 if engine == "llama.cpp" else 8192
     settings = Settings(
         max_model_len,
         block_size,
@@ -151,11 +153,12 @@ def _llama_cpp(spec: ModelSpec, available: Sequence[int], settings: Settings) ->
     """Count contexts: cells for each sequence are set aside when the program starts.
 
     A windowed layer has cells for its window and one micro-batch; states are kept in fp32.
-    Source: ggml-org/llama.cpp ``src/llama-kv-cache-iswa.cpp``, ``src/llama-memory-recurrent.cpp``.
+    Source: ggml-org/llama.cpp at 02c28f53, ``src/llama-context.cpp``,
+    ``src/llama-kv-cache-iswa.cpp``, ``src/llama-memory-recurrent.cpp``.
     """
     if settings.tp > 1:
         raise ValueError(f"llama.cpp cuts a model by layers (pp), got tp {settings.tp}")
-    cells = settings.sequence_blocks * settings.block_size
+    cells = _padded(settings.max_model_len)
     found = []
     parts = stages(spec, settings.pp, settings.layers_per_stage)
     for layers, room in zip(parts, available, strict=True):
@@ -172,12 +175,15 @@ def _llama_cpp(spec: ModelSpec, available: Sequence[int], settings: Settings) ->
 def _context_bytes(layer: LayerSpec, cells: int, settings: Settings) -> int:
     window = None if layer.attention is None else layer.attention.window
     if window is not None:
-        held = min(cells, window + settings.max_num_batched_tokens)
-        cells = -(-held // _WINDOW_CELLS) * _WINDOW_CELLS
+        cells = _padded(min(cells, window + settings.max_num_batched_tokens))
     state = layer.state
     if state is not None:
         state = replace(state, conv_dtype="fp32", matrix_dtype="fp32")
     return cells * token_bytes(layer, settings.kv_dtype) + (state.state_bytes if state else 0)
+
+
+def _padded(tokens: int) -> int:
+    return -(-tokens // _CELLS) * _CELLS
 
 
 _Count = Callable[[ModelSpec, Sequence[int], Settings], Capacity]

@@ -48,7 +48,7 @@ def rank(spec: ModelSpec, tp: int) -> ModelSpec:
         vocab_size=_share(spec.vocab_size, tp),
         published_weight_bytes=None,
     )
-    if spec.published_weight_bytes is None:
+    if spec.published_weight_bytes is None or spec.unknown:
         return part
     published = -(-spec.published_weight_bytes * part.params_total // spec.params_total)
     return replace(part, published_weight_bytes=published)

@@ -4,6 +4,7 @@ from servelab.roofline.achieved import Achieved, Measurement, published, publish
 from servelab.roofline.bound import Bound, attainable, rows_to_reach_ridge, time_bound
 from servelab.roofline.cost import Cost, Operator
 from servelab.roofline.operators import (
+    Step,
     attention,
     causal_pairs,
     embedding,
@@ -16,7 +17,7 @@ from servelab.roofline.operators import (
     recurrence,
 )
 from servelab.roofline.phases import Precision, RequestTime, Time, request_time, step_time
-from servelab.roofline.step import Step, step_cost
+from servelab.roofline.step import generation_steps, step_cost
 
 __all__ = [
     "Achieved",
@@ -33,6 +34,7 @@ __all__ = [
     "causal_pairs",
     "embedding",
     "experts",
+    "generation_steps",
     "index",
     "keys_read",
     "kv_append",
