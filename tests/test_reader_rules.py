@@ -299,6 +299,9 @@ def test_text_section_is_read_and_the_outer_tie_counts():
         ModelSpec.from_config({**outer, "tie_word_embeddings": tie}) for tie in (False, True)
     )
     assert untied.params_total - tied.params_total == 1000 * 256
+    assert "vision_config" in tied.provenance["params_other"]
+    omni = {"model_type": "omni", "thinker_config": {**outer, "tie_word_embeddings": False}}
+    assert ModelSpec.from_config(omni) == untied
     with pytest.raises(UnsupportedConfig, match="tie_word_embeddings"):
         ModelSpec.from_config({**outer, "text_config": LLAMA, "tie_word_embeddings": True})
     with pytest.raises(UnsupportedConfig, match=r"text_config\.kv_squeeze"):
@@ -409,8 +412,11 @@ def groups(rows):
           "ignore": ["lm_head", "model.layers.*.self_attn*"]},
          6 * 2 * (LAYER - 3 * 256 * 512) + 6 * 3 * 256 * 512 // 2
          + 6 * (1024 * 256 + 256 * 512) // 16),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8",
+          "exclude_modules": ["lm_head", "model.layers.0*", "model.layers.1.mlp*"]},
+         7 * LAYER + 3 * 256 * 512 + (4 * 4 + 2) * 4),
     ],
-    ids=["awq", "gptq", "compressed", "fp8-block", "fp8", "fp8-mlp", "fp8-layer", "nvfp4"],
+    ids=["awq", "gptq", "compressed", "fp8-block", "fp8", "fp8-mlp", "fp8-layer", "nvfp4", "glob"],
 )  # fmt: skip
 def test_weight_bytes_of_quantised_files(config, matrices):
     spec = read({"quantization_config": config})

@@ -31,7 +31,10 @@ from servelab.models.spec import ModelSpec
 __all__ = ["read_config"]
 
 #: Where a model of several parts keeps its text decoder.
-_TEXT_SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config")
+_TEXT_SECTIONS = ("thinker_config", "text_config", "llm_config", "language_config")
+
+#: Parts of such a model that are no text decoder.
+_TOWERS = ("vision_config", "audio_config", "talker_config", "token2wav_config")
 
 #: Heads that are no language model's: there is no lm_head, or no decoding.
 _OTHER_TASKS = (
@@ -55,20 +58,10 @@ def read_config(
 
 
 def _read(config: Mapping[str, Any], name: str | None) -> ModelSpec:
-    outer = text = Keys(config)
+    outer = Keys(config)
     outer.skip("quantization_config", "quantization")  # read last, when the matrices are known
-    where = ""
-    outer_type = outer.raw("model_type")
-    for section in _TEXT_SECTIONS:
-        nested = text.section(section)
-        if nested is not None:
-            where += f"{section}."
-            _check_ties(text, nested)
-            text.refuse_unread(where.removesuffix(f"{section}."))
-            text = nested
-    model_type = text.raw("model_type")
-    if model_type is None and outer_type is not None:
-        model_type = outer_type
+    text, where = _text_section(outer)
+    model_type = text.raw("model_type") or outer.raw("model_type")
     if model_type is None:
         what = files.name_of_wrong_file(config)
         raise UnsupportedConfig(
@@ -78,9 +71,24 @@ def _read(config: Mapping[str, Any], name: str | None) -> ModelSpec:
         raise UnsupportedConfig("model_type", f"must be a string, got {show(model_type)}")
     _check_task(config, text, model_type)
     label = name or text.raw("_name_or_path") or outer.raw("_name_or_path") or model_type
+    towers = [key for key in _TOWERS if config.get(key)]
+    if towers:
+        text.state("params_other", f"{', '.join(towers)}: beside the text decoder, not counted")
     spec = with_published_weights(_by_family(text, str(label), model_type), outer, text)
     text.refuse_unread(where)
     return spec
+
+
+def _text_section(outer: Keys) -> tuple[Keys, str]:
+    """Return the section of the text decoder, and where it stands: "" or ``"text_config."``."""
+    text, where = outer, ""
+    for section in _TEXT_SECTIONS:
+        nested = text.section(section)
+        if nested is not None:
+            _check_ties(text, nested)
+            text.refuse_unread(where)
+            text, where = nested, f"{where}{section}."
+    return text, where
 
 
 def _check_ties(outer: Keys, nested: Keys) -> None:

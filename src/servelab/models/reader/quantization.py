@@ -79,11 +79,17 @@ def with_published_weights(spec: ModelSpec, outer: Keys, text: Keys) -> ModelSpe
         rows, width = spec.vocab_size, spec.hidden_size
         total += plan.embedding.matrix_bytes(width, rows) - rows * width * element
     method = section.raw("quant_method") or section.raw("quant_algo") or "MLX"
+    cache = section.raw("kv_cache_scheme") or section.raw("kv_cache_quant_algo")
+    notes = {"kv_cache_scheme": f"{show(cache)}: a proposal; the cache's dtype is asked for"}
     note = f"quantization_config ({show(method)}): {total} bytes of weights"
     return replace(
         spec,
         published_weight_bytes=total,
-        provenance={**spec.provenance, "published_weight_bytes": note},
+        provenance={
+            **spec.provenance,
+            **(notes if cache else {}),
+            "published_weight_bytes": note,
+        },
     )
 
 
