@@ -30,6 +30,10 @@ FAMILIES = [
     ("gemma2", {}),
     ("gemma3_text", {"num_hidden_layers": 7}),
     ("gemma3n_text", {"num_hidden_layers": 10, "num_kv_shared_layers": 4}),
+    ("gemma4_text", {"num_hidden_layers": 12, "num_kv_shared_layers": 6}),
+    ("gemma4_text", {"num_hidden_layers": 6, "attention_k_eq_v": True, "enable_moe_block": True,
+                     "num_global_key_value_heads": 2, "num_experts": 8, "top_k_experts": 2,
+                     "moe_intermediate_size": 64, "hidden_size_per_layer_input": 0}),
     ("vaultgemma", {}),
     ("cohere", {"use_qk_norm": True}),
     ("cohere2", {"num_hidden_layers": 5}),
@@ -121,6 +125,7 @@ FAMILIES = [
     ("lfm2", {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
     ("lfm2_moe", {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}),
     ("minimax", {}),
+    ("kimi_linear", {"num_hidden_layers": 5}),
     ("mllama", {}),
 ]  # fmt: skip
 
@@ -132,7 +137,7 @@ NOT_MODELLED = [
 
 #: Classes that cannot run without memory, or keep something else than engines do: Falcon repeats
 #: its KV heads before it stores them. Their projections are compared all the same.
-CACHE_NOT_COMPARED = {"falcon", "recurrent_gemma"}
+CACHE_NOT_COMPARED = {"falcon", "recurrent_gemma", "kimi_linear"}
 
 
 def saved(config):

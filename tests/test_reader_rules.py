@@ -271,10 +271,14 @@ def test_sizes_that_a_part_refuses_are_refused():
     gemma4 = {
         "model_type": "gemma4", "sliding_window": 64, "head_dim": 32, "enable_moe_block": True,
         "num_experts": 4, "top_k_experts": 5, "moe_intermediate_size": 32,
+        "global_head_dim": 64, "layer_types": ["full_attention"] * 6,
     }  # fmt: skip
     assert "experts_per_token" in refusal(gemma4).why
-    spec = read({**gemma4, "top_k_experts": 4})
+    gemma4["top_k_experts"] = 4
+    spec = read(gemma4)
     assert spec.params_active == spec.params_total
+    assert refusal({**gemma4, "layer_types": DROP}).key == "sliding_window"
+    assert refusal({**gemma4, "global_head_dim": DROP}).key == "global_head_dim"
 
 
 def test_blocks_removed_by_search_store_nothing():

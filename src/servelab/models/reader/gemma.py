@@ -39,7 +39,7 @@ _GEMMA3N = Family(
     full_every=5,
     stated=(*HEADS_STATED, "sliding_window"),
 )
-_GEMMA4 = replace(_GEMMA3N, source="transformers modeling_gemma4.py", norms=4, full_every=6)
+_GEMMA4 = replace(_GEMMA3N, source="transformers modeling_gemma4.py", norms=4, full_every=None)
 
 
 def _shared_from(sizes: Sizes) -> int:
@@ -128,26 +128,45 @@ def _experts(sizes: Sizes) -> Experts:
 
 
 def _attention(sizes: Sizes, reach: list[patterns.Reach]) -> list[Attention]:
-    """Return the attention of every layer; full layers may differ in heads, width and values."""
+    """Return the attention of every layer; full layers may differ in heads, width and values.
+
+    Published files say so for all full layers at once, files saved by transformers 5 per layer.
+    """
     keys = sizes.keys
-    sliding = read_attention(sizes, reach)
-    plain = sliding[0]
-    if keys.has("per_layer_config"):
-        raise UnsupportedConfig("per_layer_config", "overrides per layer are not modelled here")
-    width = keys.count_or(plain.head_dim, "global_head_dim", rule="absent or null: head_dim")
+    if not keys.mentions("global_head_dim", "per_layer_config"):
+        raise UnsupportedConfig("global_head_dim", "is missing: full layers have their own heads")
+    plain = read_attention(sizes, reach)
     same = keys.flag("attention_k_eq_v", False, "absent: false (Gemma4TextConfig)")
-    kv_heads = keys.count_or(
-        plain.num_kv_heads, "num_global_key_value_heads", rule="absent or null: as the others"
+    width = keys.count_or_none("global_head_dim", rule="absent or null: head_dim")
+    kv_heads = keys.count_or_none("num_global_key_value_heads", rule="absent or null: the others'")
+    found = []
+    for i, (r, a) in enumerate(zip(reach, plain, strict=True)):
+        if r.window is None:
+            a = replace(
+                a,
+                head_dim=width or a.head_dim,
+                num_kv_heads=kv_heads if kv_heads and same else a.num_kv_heads,
+                value_projection=not same,
+            )
+        found.append(_overridden(keys, i, a))
+    return found
+
+
+def _overridden(keys: Keys, layer: int, attention: Attention) -> Attention:
+    """Return the attention of a layer with what ``per_layer_config`` says of it."""
+    listed = keys.section("per_layer_config")
+    numbers = {
+        n: int(n) for n in (listed.names() if listed else ()) if n.isdecimal() and len(n) < 6
+    }
+    own = next((listed.section(n) for n, i in numbers.items() if listed and i == layer), None)
+    if own is None:
+        return attention
+    changed = replace(
+        attention,
+        head_dim=own.count_or(attention.head_dim, "head_dim", rule="absent: as the others"),
+        num_kv_heads=own.count_or(
+            attention.num_kv_heads, "num_key_value_heads", rule="absent: as the others"
+        ),
     )
-    if plain.num_q_heads % kv_heads:
-        raise UnsupportedConfig(
-            "num_global_key_value_heads", f"{kv_heads} does not divide {plain.num_q_heads} heads"
-        )
-    full = replace(
-        plain,
-        window=None,
-        head_dim=width,
-        num_kv_heads=kv_heads if same else plain.num_kv_heads,
-        value_projection=not same,
-    )
-    return [full if r.window is None else a for r, a in zip(reach, sliding, strict=True)]
+    own.refuse_unread(f"per_layer_config.{layer:02d}.")
+    return changed

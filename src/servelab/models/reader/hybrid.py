@@ -71,18 +71,23 @@ def kimi_linear(keys: Keys, name: str) -> ModelSpec:
     family = family_of("kimi_linear", mixture=Mixture(shared="counted", router_bias=True))
     sizes = read_sizes(keys, family)
     linear = keys.section("linear_attn_config")
-    if linear is None:
-        raise UnsupportedConfig("linear_attn_config", "is missing: it says which layers are which")
-    full = patterns.numbers(linear, "full_attn_layers", sizes.layers, first=1)
-    delta = patterns.numbers(linear, "kda_layers", sizes.layers, first=1)
-    if full & delta or len(full | delta) != sizes.layers:
-        raise UnsupportedConfig("linear_attn_config", "does not name every layer exactly once")
+    if linear is None:  # as transformers 5 saves it
+        linear, prefix = keys, "linear_"
+        kinds = kinds_of(keys, sizes.layers)
+        kernel = keys.count("linear_conv_kernel_dim")
+    else:
+        prefix, kernel = "", linear.count("short_conv_kernel_size")
+        full = patterns.numbers(linear, "full_attn_layers", sizes.layers, first=1)
+        delta = patterns.numbers(linear, "kda_layers", sizes.layers, first=1)
+        if full & delta or len(full | delta) != sizes.layers:
+            raise UnsupportedConfig("linear_attn_config", "does not name every layer once")
+        kinds = [FULL if i in full else RECURRENT for i in range(sizes.layers)]
     keys.state("state_dtype", "fp32 always (vLLM kda_state_dtype)")
     state = recurrent.kimi_delta(
         sizes.hidden,
-        linear.count("num_heads"),
-        linear.count("head_dim"),
-        linear.count("short_conv_kernel_size"),
+        linear.count(f"{prefix}num_heads"),
+        linear.count(f"{prefix}head_dim"),
+        kernel,
         (read_dtype(keys, family), "fp32"),
     )
     # Kimi K3 adds matrices whose shapes its file does not give: its cache is known, no weights.
@@ -95,11 +100,11 @@ def kimi_linear(keys: Keys, name: str) -> ModelSpec:
     ):
         if section.raw(key):
             keys.unknown.setdefault(key, "adds weights that are not modelled here")
-    linear.refuse_unread("linear_attn_config.")
+    if linear is not keys:
+        linear.refuse_unread("linear_attn_config.")
     keys.must_be("attention_bias", (False,), "biases")
     keys.skip("mla_use_nope")
     attention = [read_latent_attention(sizes)] * sizes.layers
-    kinds = [FULL if i in full else RECURRENT for i in range(sizes.layers)]
     return mix(sizes, name, kinds, attention, state, read_blocks(sizes))
 
 
