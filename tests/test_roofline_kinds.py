@@ -186,7 +186,16 @@ def test_state_is_read_and_written_once_per_sequence():
 def test_unknown_weights_have_no_price():
     openelm = next(c["config"] for c in CASES if "OpenELM" in c["id"])
     with pytest.raises(UnsupportedConfig, match="normalize_qk_projections"):
-        step_cost(ModelSpec.from_config(openelm), [(1, 10)])
+        step_cost(ModelSpec.from_config(openelm), [(1, 10)], logits=[0])
+
+
+def test_matrices_beside_the_parts_are_priced():
+    extra = (Linear("per_layer_input_gate", 64, 16), Linear("per_layer_projection", 16, 64))
+    spec = model(LayerSpec(None, None, 64, extra=extra))
+    parts = step_cost(spec, [(3, 0)], logits=[0]).by_name()
+    assert parts["per_layer_input_gate"].flop == 2 * 3 * 64 * 16
+    assert parts["per_layer_projection"].flop == 2 * 3 * 16 * 64
+    assert spec.matmul_params == 2 * 16 * 64 + 64 * 100
 
 
 @settings(max_examples=60, deadline=None)
