@@ -24,7 +24,7 @@ from servelab.models import (
 )
 from servelab.roofline.cost import Cost, Operator
 from servelab.roofline.operators import (
-    Step,
+    Step as Step,  # part of this module's interface
     attention,
     checked_step,
     embedding,

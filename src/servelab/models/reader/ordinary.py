@@ -1,6 +1,7 @@
 """Reading a decoder of the ordinary shape: attention, then an MLP or a mixture, behind norms.
 
-Models: the size and head keys under all their names, and a family's rules where a file is silent.
+Models: the heads of every layer, and the model around its layers: vocabulary, ties, final norm,
+positions, prediction layers, number format.
 
 Assumes: every layer has both halves; which layers see a window and which have experts is for
 `servelab.models.reader.patterns`.
