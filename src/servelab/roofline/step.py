@@ -25,6 +25,8 @@ from servelab.models import (
 from servelab.roofline.cost import Cost, Operator
 from servelab.roofline.operators import (
     Step as Step,  # part of this module's interface
+)
+from servelab.roofline.operators import (
     attention,
     checked_step,
     embedding,
