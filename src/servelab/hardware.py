@@ -72,10 +72,8 @@ class Accelerator:
             check_fields(self, "visible_memory_bytes")
         if self.link_bytes_per_second is not None:
             check_positive(f"{self.name}: link_bytes_per_second", self.link_bytes_per_second)
-        object.__setattr__(
-            self, "dense_flop_per_second", MappingProxyType(dict(self.dense_flop_per_second))
-        )
-        object.__setattr__(self, "sources", MappingProxyType(dict(self.sources)))
+        object.__setattr__(self, "dense_flop_per_second", dict(self.dense_flop_per_second))
+        object.__setattr__(self, "sources", dict(self.sources))
         object.__setattr__(self, "label", self.label or self.name)
 
     def peak(self, dtype: str) -> float:

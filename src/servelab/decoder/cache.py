@@ -46,9 +46,15 @@ class DenseCache:
         self.max_tokens = max_tokens
         self.length = 0
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of one layer, each (B, K, max_tokens, d)."""
-        return self.keys[index], self.values[index]
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store a layer's new keys and values, each (B, K, T, d); return all so far, (B, K, S, d).
+
+        ``length`` is the decoder's to advance, once every layer has stored its own.
+        """
+        start, stop = self.length, self.length + keys.shape[2]
+        self.keys[layer][:, :, start:stop] = keys
+        self.values[layer][:, :, start:stop] = values
+        return self.keys[layer][:, :, :stop], self.values[layer][:, :, :stop]
 
     def check_room(self, batch: int, new_tokens: int, spec: ModelSpec, dtype: torch.dtype) -> None:
         """Raise ``ValueError`` where the next step of a model does not fit this cache."""
@@ -73,6 +79,6 @@ class DenseCache:
 def _kv_shapes(spec: ModelSpec, batch: int, max_tokens: int) -> list[tuple[int, int, int, int]]:
     """Return the shape of the keys, and of the values, of each layer: (B, K, S, d)."""
     return [
-        (batch, layer.attention.num_kv_heads, max_tokens, layer.attention.head_dim)
-        for layer in spec.layers
+        (batch, heads.num_kv_heads, max_tokens, heads.head_dim)
+        for heads, _ in (layer.plain() for layer in spec.layers)
     ]

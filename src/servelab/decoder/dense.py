@@ -12,6 +12,9 @@ Ignores: padding, dropout, training, rotary scaling.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,6 +22,10 @@ from torch import Tensor, nn
 from servelab.decoder.cache import DenseCache
 from servelab.models import Attention, LayerSpec, ModelSpec
 from servelab.units import check_count, check_positive
+
+Rotation = tuple[Tensor, Tensor]
+#: Stores one layer's new keys and values, returns all of them; None where there is no cache.
+Append = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None
 
 # Shapes below: B sequences, T new tokens, S keys (cached and new), D hidden size, H query heads,
 # K KV heads, d head_dim, V vocabulary.
@@ -58,7 +65,7 @@ class DenseDecoder(nn.Module):
         super().__init__()
         if spec.position_rows:
             raise ValueError(f"{spec.name} has learned positions; this decoder is rotary")
-        head_dims = {layer.attention.head_dim for layer in spec.layers}
+        head_dims = {layer.plain()[0].head_dim for layer in spec.layers}
         if len(head_dims) > 1 or min(head_dims) % 2:
             raise ValueError(
                 f"{spec.name}: rotary angles come in pairs and are shared by all layers, "
@@ -66,6 +73,7 @@ class DenseDecoder(nn.Module):
             )
         self.spec = spec
         self.head_dim = head_dims.pop()
+        self.windows = [spec.window(layer) for layer in spec.layers]
         self.rope_theta = check_positive("rope_theta", rope_theta)
         check_positive("norm_eps", norm_eps)
         check_positive("init_std", init_std)
@@ -110,12 +118,12 @@ class DenseDecoder(nn.Module):
             cache.check_room(batch, new_tokens, self.spec, self.embed_tokens.weight.dtype)
         start = 0 if cache is None else cache.length
         positions = torch.arange(start, start + new_tokens, device=tokens.device)  # (T)
+        masks = {w: causal_mask(positions, start + new_tokens, w) for w in set(self.windows)}
         hidden = self.embed_tokens(tokens)  # (B, T, D)
         rotation = rotary(positions, self.head_dim, self.rope_theta, hidden.dtype)
         for index, layer in enumerate(self.layers):
-            hidden = layer(
-                hidden, positions, rotation, None if cache is None else cache.layer(index)
-            )  # (B, T, D)
+            append = None if cache is None else partial(cache.append, index)
+            hidden = layer(hidden, rotation, masks[self.windows[index]], append)  # (B, T, D)
         if cache is not None:
             cache.length += new_tokens
         if last_only:
@@ -147,25 +155,18 @@ class Layer(nn.Module):
 
     def __init__(self, layer: LayerSpec, spec: ModelSpec, norm_eps: float) -> None:
         super().__init__()
-        if not layer.mlp.gated or layer.norm_params != 2 * spec.hidden_size:
+        attention, mlp = layer.plain()
+        if not mlp.gated or layer.norm_params != 2 * spec.hidden_size:
             raise ValueError(
                 f"{spec.name} is not of the Llama type: this decoder has RMSNorm and a gated MLP"
             )
         self.input_layernorm = RMSNorm(spec.hidden_size, norm_eps)
-        self.self_attn = SelfAttention(
-            layer.attention, spec.hidden_size, spec.window(layer), norm_eps
-        )
+        self.self_attn = SelfAttention(attention, spec.hidden_size, norm_eps)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, norm_eps)
-        self.mlp = GatedMlp(spec.hidden_size, layer.mlp.width, layer.mlp.bias)
+        self.mlp = GatedMlp(spec.hidden_size, mlp.width, mlp.bias)
 
-    def forward(
-        self,
-        hidden: Tensor,
-        positions: Tensor,
-        rotation: tuple[Tensor, Tensor],
-        cached: tuple[Tensor, Tensor] | None,
-    ) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), positions, rotation, cached)
+    def forward(self, hidden: Tensor, rotation: Rotation, mask: Tensor, append: Append) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, mask, append)
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out  # (B, T, D)
 
@@ -173,59 +174,27 @@ class Layer(nn.Module):
 class SelfAttention(nn.Module):
     """Grouped-query attention over the new tokens and, with a cache, everything before them."""
 
-    def __init__(
-        self, spec: Attention, hidden_size: int, window: int | None, norm_eps: float
-    ) -> None:
+    def __init__(self, spec: Attention, hidden_size: int, norm_eps: float) -> None:
         super().__init__()
-        self.spec, self.window = spec, window
+        self.head_dim = spec.head_dim
         q_width, kv_width = spec.num_q_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         self.q_proj = nn.Linear(hidden_size, q_width, spec.qkv_bias)
         self.k_proj = nn.Linear(hidden_size, kv_width, spec.qkv_bias)
         self.v_proj = nn.Linear(hidden_size, kv_width, spec.qkv_bias)
         self.o_proj = nn.Linear(q_width, hidden_size, spec.out_bias)
-        if spec.qk_norm:
-            self.q_norm, self.k_norm = (
-                RMSNorm(spec.head_dim, norm_eps),
-                RMSNorm(spec.head_dim, norm_eps),
-            )
+        self.q_norm = RMSNorm(spec.head_dim, norm_eps) if spec.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(spec.head_dim, norm_eps) if spec.qk_norm else nn.Identity()
 
-    def forward(
-        self,
-        x: Tensor,
-        positions: Tensor,
-        rotation: tuple[Tensor, Tensor],
-        cached: tuple[Tensor, Tensor] | None,
-    ) -> Tensor:
-        batch, new, _ = x.shape
-        q = self.q_proj(x).view(
-            batch, new, self.spec.num_q_heads, self.spec.head_dim
-        )  # (B, T, H, d)
-        k = self.k_proj(x).view(
-            batch, new, self.spec.num_kv_heads, self.spec.head_dim
-        )  # (B, T, K, d)
-        v = self.v_proj(x).view(
-            batch, new, self.spec.num_kv_heads, self.spec.head_dim
-        )  # (B, T, K, d)
-        if self.spec.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = (
-            rotate(q, rotation).transpose(1, 2),
-            rotate(k, rotation).transpose(1, 2),
-        )  # (B, H or K, T, d)
-        v = v.transpose(1, 2)  # (B, K, T, d)
-        if cached is not None:
-            start, stop = int(positions[0]), int(positions[-1]) + 1
-            for stored, fresh in zip(cached, (k, v), strict=True):
-                stored[:, :, start:stop] = fresh
-            k, v = (stored[:, :, :stop] for stored in cached)  # (B, K, S, d)
-        keys = torch.arange(k.shape[2], device=x.device)  # (S)
-        mask = keys <= positions[:, None]  # (T, S): aligned to the last key, not to the first
-        if self.window is not None:
-            mask &= keys > positions[:, None] - self.window
-        out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, enable_gqa=True
-        )  # (B, H, T, d)
-        projected: Tensor = self.o_proj(out.transpose(1, 2).reshape(batch, new, -1))
+    def forward(self, x: Tensor, rotation: Rotation, mask: Tensor, append: Append) -> Tensor:
+        shape = (*x.shape[:2], -1, self.head_dim)
+        q = rotate(self.q_norm(self.q_proj(x).view(shape)), rotation)  # (B, T, H, d)
+        k = rotate(self.k_norm(self.k_proj(x).view(shape)), rotation)  # (B, T, K, d)
+        v = self.v_proj(x).view(shape)  # (B, T, K, d)
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))  # (B, H or K, T, d)
+        if append is not None:
+            k, v = append(k, v)  # (B, K, S, d): what came before, and these
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        projected: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))  # from (B, T, H d)
         return projected  # (B, T, D)
 
 
@@ -257,9 +226,14 @@ class RMSNorm(nn.Module):
         return self.weight * normed.to(x.dtype)
 
 
-def rotary(
-    positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+def causal_mask(positions: Tensor, keys: int, window: int | None) -> Tensor:
+    """Return which keys each query sees, (T, S): aligned to the last key, not to the first."""
+    key = torch.arange(keys, device=positions.device)  # (S)
+    mask = key <= positions[:, None]  # (T, S)
+    return mask if window is None else mask & (key > positions[:, None] - window)
+
+
+def rotary(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotation:
     """Return cosines and sines of the rotary angles, each (T, 1, d), in ``dtype``."""
     wide = torch.promote_types(dtype, torch.float32)
     exponents = (
@@ -270,7 +244,7 @@ def rotary(
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Return ``x`` (B, T, heads, d) rotated; pair i is coordinates i and i + d/2."""
     cos, sin = rotation
     first, second = x.chunk(2, dim=-1)

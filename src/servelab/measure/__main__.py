@@ -21,7 +21,7 @@ def measured(quick: bool, note: str) -> Record:
         print(f"  measuring {line}", flush=True)
 
     record = roofs(quick, note, progress)
-    matrix = MODEL.layers[0].mlp.linears(MODEL.hidden_size)[-1]  # down_proj
+    matrix = MODEL.layers[0].plain()[1].linears(MODEL.hidden_size)[-1]  # down_proj
     dtype = "bf16" if record.device.kind == "cuda" else "fp32"
     rows = (1, 16) if quick else (1, 4, 16, 64, 256, 1024)
     samples, budget_seconds = (5, 1.0) if quick else (15, 4.0)

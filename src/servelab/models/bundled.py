@@ -5,7 +5,7 @@ import json
 from functools import cache
 from importlib import resources
 
-from servelab.models.config import read_config
+from servelab.models.reader import read_config
 from servelab.models.spec import ModelSpec
 
 _FOLDER = resources.files("servelab") / "data/configs"

@@ -1,10 +1,11 @@
 """The operators of a transformer step, each with its work and its compulsory traffic.
 
-Models: matrix multiplication, attention over cached keys, the append to the cache, the embedding
-look-up.
+Models: matrix multiplication, routed experts, attention over cached keys or latents, the update of
+recurrent state, the append to the cache, the embedding look-up.
 
 Assumes: attention is fused unless said otherwise: scores stay on the chip, and each key and value
-is read once per sequence, whatever the number of query heads that share it.
+is read once per sequence, whatever the number of query heads that share it; a step's tokens choose
+their experts uniformly and independently.
 
 Ignores: norms, rotary embedding, activations and residual additions. They are below one per cent
 of the FLOP, and their traffic disappears where they are fused into their neighbours.
@@ -12,7 +13,14 @@ of the FLOP, and their traffic disappears where they are fused into their neighb
 
 from collections.abc import Sequence
 
-from servelab.models import Attention
+from servelab.models import (
+    Attention,
+    CrossAttention,
+    Experts,
+    Indexer,
+    LatentAttention,
+    RecurrentState,
+)
 from servelab.roofline.cost import Cost
 from servelab.units import check_count, check_flag, size_bytes
 
@@ -72,24 +80,67 @@ def matmul(
     )
 
 
-def causal_pairs(new_tokens: int, cached_tokens: int, window: int | None = None) -> int:
+def experts(
+    mixture: Experts,
+    rows: int,
+    hidden_size: int,
+    weight_dtype: str = "bf16",
+    activation_dtype: str = "bf16",
+) -> list[tuple[str, Cost]]:
+    """Return the cost of the routed experts' matrices, by name; the router is a matmul of its own.
+
+    Every token meets its k experts; of the weights only those of the expected distinct experts are
+    read, rounded to whole numbers of weights, never the whole table at a small batch.
+
+    Parameters: ``mixture`` the experts of a layer; ``rows`` the tokens in the step.
+    Raises: ``TypeError``, ``ValueError`` for bad counts or dtypes.
+    Source: `Experts.expected_distinct`.
+
+    >>> from servelab.models import Mlp
+    >>> mixtral = Experts(8, 2, Mlp(14336))
+    >>> [[round(cost.read_bytes / 1e9, 2) for _, cost in experts(mixtral, rows, 4096)]
+    ...  for rows in (1, 64)]
+    [[0.47, 0.23], [1.88, 0.94]]
+    """
+    rows = check_count("rows", rows)
+    met = rows * mixture.experts_per_token
+    touched = mixture.expected_distinct(rows)
+    return [
+        (
+            f"experts_{matrix.name}",
+            Cost(
+                flop=2 * met * matrix.d_in * matrix.d_out,
+                read_bytes=size_bytes(met * matrix.d_in, activation_dtype)
+                + size_bytes(round(touched * matrix.params), weight_dtype),
+                written_bytes=size_bytes(met * matrix.d_out, activation_dtype),
+            ),
+        )
+        for matrix in mixture.expert_linears(hidden_size)
+    ]
+
+
+def causal_pairs(
+    new_tokens: int, cached_tokens: int, window: int | None = None, chunked: bool = False
+) -> int:
     """Return the (query, key) pairs of one sequence's causal attention.
 
     The i-th new token sees the cached tokens and the new ones up to itself, ``cached + i`` keys;
-    with a window, the newest ``window`` of them.
+    with a window, the newest ``window`` of them; with chunks, those since the last multiple of it.
 
-    Parameters: ``new_tokens`` from 1, ``cached_tokens`` from 0; ``window`` in tokens or None.
+    Parameters: ``new_tokens`` from 1, ``cached_tokens`` from 0; ``window`` in tokens or None;
+    ``chunked`` the window does not slide.
     Raises: ``TypeError``, ``ValueError`` for bad counts.
 
     >>> causal_pairs(4, 0), causal_pairs(1, 2048), causal_pairs(4, 2, window=3)
     (10, 2049, 12)
+    >>> causal_pairs(4, 2, window=3, chunked=True)  # positions 2 | 3, 4, 5 see 3 | 1, 2, 3 keys
+    9
     """
-    new, cached = (
-        check_count("new_tokens", new_tokens),
-        check_count("cached_tokens", cached_tokens, minimum=0),
-    )
+    new, cached = _checked(new_tokens, cached_tokens)
     if window is None:
         growing, full = new, 0
+    elif chunked:
+        return _chunked_pairs(cached + new, window) - _chunked_pairs(cached, window)
     else:  # queries whose view still grows, then queries that see a full window
         window = check_count("window", window)
         growing = min(max(window - cached, 0), new)
@@ -97,7 +148,23 @@ def causal_pairs(new_tokens: int, cached_tokens: int, window: int | None = None)
     return growing * cached + growing * (growing + 1) // 2 + full
 
 
-def keys_read(new_tokens: int, cached_tokens: int, window: int | None = None) -> int:
+def _checked(new_tokens: int, cached_tokens: int) -> tuple[int, int]:
+    return (
+        check_count("new_tokens", new_tokens),
+        check_count("cached_tokens", cached_tokens, minimum=0),
+    )
+
+
+def _chunked_pairs(tokens: int, chunk: int) -> int:
+    """Return the pairs of a sequence of ``tokens`` from its start: whole chunks and a part."""
+    chunk = check_count("window", chunk)
+    whole, part = divmod(tokens, chunk)
+    return whole * (chunk * (chunk + 1) // 2) + part * (part + 1) // 2
+
+
+def keys_read(
+    new_tokens: int, cached_tokens: int, window: int | None = None, chunked: bool = False
+) -> int:
     """Return the distinct keys that one sequence's new tokens attend to.
 
     Parameters and errors: as ``causal_pairs``.
@@ -105,27 +172,28 @@ def keys_read(new_tokens: int, cached_tokens: int, window: int | None = None) ->
     >>> keys_read(1, 2048), keys_read(4, 2, window=3), keys_read(1, 9999, window=4096)
     (2049, 6, 4096)
     """
-    new, cached = (
-        check_count("new_tokens", new_tokens),
-        check_count("cached_tokens", cached_tokens, minimum=0),
-    )
-    return new + (cached if window is None else min(cached, check_count("window", window) - 1))
+    new, cached = _checked(new_tokens, cached_tokens)
+    if window is None:
+        return new + cached
+    window = check_count("window", window)
+    return new + (cached % window if chunked else min(cached, window - 1))
 
 
 def attention(
     spec: Attention,
     step: Step,
-    window: int | None = None,
     kv_dtype: str = "bf16",
     activation_dtype: str = "bf16",
     fused: bool = True,
 ) -> Cost:
     """Return the cost of one layer's attention for a step: scores, softmax, weighted sum.
 
-    Parameters: ``spec`` heads and widths; ``step`` (new, cached) tokens per sequence; ``window`` in
-    tokens or None; ``fused`` False: the score matrix goes through device memory, written by QKᵀ,
-    read and written by the softmax, read by PV: four passes over (query heads, new, keys), in
-    ``activation_dtype`` and without causal skipping, as a plain implementation does it.
+    Parameters: ``spec`` heads, widths and window; ``step`` (new, cached) tokens per sequence;
+    ``fused`` False: the score matrix goes through device memory, written by QKᵀ, read and written
+    by the softmax, read by PV: four passes over (query heads, new, keys), in ``activation_dtype``
+    and without causal skipping, as a plain implementation does it. A layer that shares an earlier
+    one's cache reads it all the same. Sparse attention sees ``top_tokens`` keys per query at most,
+    and reads as many per query, or all if that is less.
     Raises: ``TypeError``, ``ValueError`` for an empty step, bad counts or dtypes.
     Source: Dao et al. (2022) for the traffic of fused and unfused attention.
 
@@ -136,26 +204,123 @@ def attention(
     step = checked_step(step)
     check_flag("fused", fused)
     queries = sum(new for new, _ in step)
-    head_elements = queries * spec.num_q_heads * spec.head_dim  # of Q, and of the output
-    keys = sum(keys_read(new, cached, window) for new, cached in step)
-    read = size_bytes(head_elements, activation_dtype) + size_bytes(
-        keys * spec.kv_elements_per_token, kv_dtype
+    in_elements = queries * spec.num_q_heads * spec.head_dim
+    out_elements = queries * spec.num_q_heads * spec.value_dim
+    keys = [_keys(new, cached, spec) for new, cached in step]
+    read = size_bytes(in_elements, activation_dtype) + size_bytes(
+        sum(keys) * spec.kv_width, kv_dtype
     )
-    written = size_bytes(head_elements, activation_dtype)
-    pairs = sum(causal_pairs(new, cached, window) for new, cached in step)
-    if not fused:
-        pairs = sum(
-            new * keys_read(new, cached, window) for new, cached in step
-        )  # the whole rectangle
+    written = size_bytes(out_elements, activation_dtype)
+    if fused:
+        pairs = sum(_pairs(new, cached, spec) for new, cached in step)
+    else:  # the whole rectangle
+        pairs = sum(new * seen for (new, _), seen in zip(step, keys, strict=True))
         scores = size_bytes(spec.num_q_heads * pairs, activation_dtype)
         read, written = read + 2 * scores, written + 2 * scores
     return Cost(spec.flop_per_pair * pairs, read, written)
 
 
-def kv_append(
-    spec: Attention, new_tokens: int, kv_dtype: str = "bf16", activation_dtype: str = "bf16"
+def _pairs(new: int, cached: int, spec: Attention | LatentAttention) -> int:
+    """Return the pairs of one sequence within window, chunk and the most keys of a query."""
+    return min(
+        causal_pairs(new, cached, spec.window, spec.chunked),
+        causal_pairs(new, cached, spec.top_tokens),  # the newest or the best: as many pairs
+    )
+
+
+def _keys(new: int, cached: int, spec: Attention | LatentAttention) -> int:
+    """Return the keys that one sequence reads."""
+    seen = keys_read(new, cached, spec.window, spec.chunked)
+    return seen if spec.top_tokens is None else min(seen, new * spec.top_tokens)
+
+
+def latent_attention(
+    spec: LatentAttention,
+    step: Step,
+    kv_dtype: str = "bf16",
+    activation_dtype: str = "bf16",
 ) -> Cost:
-    """Return the cost of storing the keys and values of new tokens in the cache.
+    """Return the cost of one layer's latent attention, for each sequence the cheaper way.
+
+    Absorbed: queries are moved into the latent space, so a pair costs the width of the latent
+    twice, for every head. Expanded: the cached latents are multiplied by ``kv_b_proj`` again and a
+    pair costs a head's widths. Both start from the product of the new tokens with ``kv_b_proj``,
+    which the step counts as a matrix. The least FLOP decides per sequence: absorbed in decoding,
+    expanded in long prefills.
+
+    Parameters and errors: as ``attention``.
+    Source: DeepSeek-AI (2024), "DeepSeek-V2", section 2.1.
+
+    >>> deepseek = LatentAttention(128, 512, 128, 64, 128, q_lora_rank=1536)
+    >>> decode = latent_attention(deepseek, [(1, 4095)])
+    >>> decode.flop == 4096 * deepseek.absorbed_flop_per_pair, round(decode.intensity)
+    (True, 238)
+    """
+    flop = keys = queries = 0
+    for new, cached in checked_step(step):
+        pairs = _pairs(new, cached, spec)
+        seen = _keys(new, cached, spec)
+        expanded = (
+            pairs * spec.expanded_flop_per_pair + max(seen - new, 0) * spec.expansion_flop_per_token
+        )
+        flop += min(pairs * spec.absorbed_flop_per_pair, expanded)
+        keys, queries = keys + seen, queries + new
+    head = spec.qk_nope_head_dim + spec.qk_rope_head_dim
+    read = size_bytes(queries * spec.num_q_heads * head, activation_dtype)
+    written = size_bytes(queries * spec.num_q_heads * spec.v_head_dim, activation_dtype)
+    return Cost(flop, read + size_bytes(keys * spec.kv_width, kv_dtype), written)
+
+
+def index(
+    spec: Indexer,
+    step: Step,
+    kv_dtype: str = "bf16",
+    activation_dtype: str = "bf16",
+) -> Cost:
+    """Return the cost of scoring every key for every query with the small heads of an indexer.
+
+    Parameters and errors: as ``attention``.
+
+    >>> index(Indexer(64, 128, ()), [(1, 4095)]).flop == 2 * 64 * 128 * 4096
+    True
+    """
+    step = checked_step(step)
+    pairs = sum(causal_pairs(new, cached) for new, cached in step)
+    queries = sum(new for new, _ in step) * spec.num_heads * spec.head_dim
+    keys = sum(new + cached for new, cached in step)
+    return Cost(
+        spec.flop_per_pair * pairs,
+        size_bytes(queries, activation_dtype) + size_bytes(keys * spec.head_dim, kv_dtype),
+        0,
+    )
+
+
+def recurrence(state: RecurrentState, step: Step) -> Cost:
+    """Return the cost of carrying the state of every sequence through its new tokens.
+
+    The state is read and written once per sequence and step, however many tokens it takes in; the
+    work is `RecurrentState.flop_per_token` for each. Weights of the convolution and what passes
+    between it and the matrices stay on the chip.
+
+    Raises: ``TypeError``, ``ValueError`` for bad counts.
+
+    >>> state = RecurrentState("mamba", (), 8192, 4, 8192 * 16)
+    >>> recurrence(state, [(1, 500), (1, 9)]).read_bytes == 2 * state.state_bytes
+    True
+    """
+    step = checked_step(step)
+    tokens = sum(new for new, _ in step)
+    moved = len(step) * state.state_bytes
+    return Cost(tokens * state.flop_per_token, moved, moved)
+
+
+def kv_append(
+    spec: Attention | LatentAttention | CrossAttention,
+    new_tokens: int,
+    kv_dtype: str = "bf16",
+    activation_dtype: str = "bf16",
+) -> Cost:
+    """Return the cost of storing what new tokens leave in the cache of one layer.
 
     Raises: ``TypeError``, ``ValueError`` for bad counts or dtypes.
 

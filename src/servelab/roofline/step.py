@@ -4,17 +4,39 @@ Models: prefill, decode, chunked prefill, prefix hits and their mixtures, all as
 is one token behind 2,048 cached ones; (2048, 0) is a prompt of 2,048 tokens.
 
 Assumes: the linear layers see the tokens of all sequences as rows of one matrix, so weights are
-read once per step; attention is fused, one launch per layer for the whole batch.
+read once per step, of a mixture only those of the experts that the step is expected to touch;
+attention is fused, one launch per layer for the whole batch; text only, so that layers which attend
+to an image do no attention.
 
 Ignores: padding, sampling, and what `servelab.roofline.operators` ignores.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from servelab.models import Linear, ModelSpec
+from servelab.models import (
+    CrossAttention,
+    Experts,
+    LatentAttention,
+    LayerSpec,
+    Linear,
+    ModelSpec,
+)
 from servelab.roofline.cost import Cost, Operator
-from servelab.roofline.operators import Step, attention, checked_step, embedding, kv_append, matmul
+from servelab.roofline.operators import (
+    Step as Step,  # part of this module's interface
+)
+from servelab.roofline.operators import (
+    attention,
+    checked_step,
+    embedding,
+    experts,
+    index,
+    kv_append,
+    latent_attention,
+    matmul,
+    recurrence,
+)
 from servelab.units import check_count
 
 
@@ -31,19 +53,18 @@ def step_cost(
     Parameters: ``step`` one (new tokens, cached tokens) pair per sequence; ``logits`` the rows that
     reach lm_head: "last" one per sequence, "all" one per new token, or a count per sequence; dtypes
     of weights, cache and activations.
-    Raises: ``TypeError``, ``ValueError`` for an empty step, bad counts, or unknown dtypes.
+    Raises: ``TypeError``, ``ValueError`` for an empty step, bad counts, or unknown dtypes;
+    ``UnsupportedConfig`` where the model's configuration leaves out what its weights depend on.
 
     >>> from servelab import models
     >>> cost = step_cost(models.get("llama-3-8b"), [(1, 2048)] * 64)
     >>> round(cost.intensity, 1), sorted(cost.by_name())[:3]
     (31.6, ['attention', 'down_proj', 'embedding'])
     """
+    spec.require_parameters()
     pairs = checked_step(step)
     rows = sum(new for new, _ in pairs)
     lookups = 2 if spec.position_rows else 1  # a learned position is one more row per token
-
-    def linear(matrix: Linear, rows: int) -> Cost:
-        return matmul(rows, matrix.d_in, matrix.d_out, weight_dtype, activation_dtype, matrix.bias)
 
     operators = [
         Operator(
@@ -51,24 +72,58 @@ def step_cost(
         )
     ]
     for layer, count in spec.layer_counts.items():
-        before, after = layer.attention.linears(spec.hidden_size)
-        heads = attention(layer.attention, pairs, spec.window(layer), kv_dtype, activation_dtype)
         operators += [
-            Operator(before.name, linear(before, rows), count),
-            Operator(
-                "kv_append", kv_append(layer.attention, rows, kv_dtype, activation_dtype), count
-            ),
-            Operator("attention", heads, count),
-            Operator(after.name, linear(after, rows), count),
-            *(
-                Operator(m.name, linear(m, rows), count)
-                for m in layer.mlp.linears(spec.hidden_size)
-            ),
+            Operator(name, cost, count)
+            for name, cost in _layer(spec, layer, pairs, weight_dtype, kv_dtype, activation_dtype)
         ]
     logit_rows = _logit_rows(logits, pairs)
     if logit_rows:
-        operators.append(Operator(spec.lm_head.name, linear(spec.lm_head, logit_rows)))
+        head = _linear(spec.lm_head, logit_rows, weight_dtype, activation_dtype)
+        operators.append(Operator(spec.lm_head.name, head))
     return Cost.total(operators)
+
+
+def _linear(matrix: Linear, rows: int, weight_dtype: str, activation_dtype: str) -> Cost:
+    return matmul(rows, matrix.d_in, matrix.d_out, weight_dtype, activation_dtype, matrix.bias)
+
+
+def _layer(
+    spec: ModelSpec,
+    layer: LayerSpec,
+    pairs: list[tuple[int, int]],
+    weight_dtype: str,
+    kv_dtype: str,
+    activation_dtype: str,
+) -> Iterator[tuple[str, Cost]]:
+    """Yield the operators of one layer in the order in which they run."""
+    rows = sum(new for new, _ in pairs)
+
+    def linears(matrices: Iterable[Linear]) -> Iterator[tuple[str, Cost]]:
+        for matrix in matrices:
+            yield matrix.name, _linear(matrix, rows, weight_dtype, activation_dtype)
+
+    heads = layer.attention
+    if heads is not None:
+        *before, after = heads.linears(spec.hidden_size)
+        yield from linears(before)
+        if heads.kv_elements_per_token:
+            yield "kv_append", kv_append(heads, rows, kv_dtype, activation_dtype)
+        if not isinstance(heads, CrossAttention):
+            if heads.indexer is not None:
+                yield "index", index(heads.indexer, pairs, kv_dtype, activation_dtype)
+            if isinstance(heads, LatentAttention):
+                yield "attention", latent_attention(heads, pairs, kv_dtype, activation_dtype)
+            else:
+                yield "attention", attention(heads, pairs, kv_dtype, activation_dtype)
+        yield from linears([after])
+    if layer.state is not None:
+        yield from linears(layer.state.projections)
+        yield "recurrence", recurrence(layer.state, pairs)
+    if layer.mlp is not None:
+        yield from linears(layer.mlp.linears(spec.hidden_size))
+        if isinstance(layer.mlp, Experts):
+            yield from experts(layer.mlp, rows, spec.hidden_size, weight_dtype, activation_dtype)
+    yield from linears(layer.extra)
 
 
 def generation_steps(
