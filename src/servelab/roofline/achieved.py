@@ -70,9 +70,9 @@ class Measurement:
     """A published measurement.
 
     Fields: ``name``, ``source``, ``kind`` ("decode", "prefill", "static batch end to end", ...);
-    ``label`` model, format, devices, batch and tokens as the source names them; ``note``; ``apart`` why it is no
-    measurement to hold against a bound, None where it is one; ``achieved`` None where there is not
-    enough stated to price it.
+    ``label`` model, format, devices, batch and tokens as the source names them; ``note``; ``apart``
+    why it is no measurement to hold against a bound, None where it is one; ``achieved`` None where
+    there is not enough stated to price it.
     """
 
     name: str
