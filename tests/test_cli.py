@@ -71,6 +71,31 @@ sequence of 32K               2,415,919,104   2.250   2.416
 batch of 8 x 32K             19,327,352,832  18.000  19.327
 of it on the fullest rank     2,415,919,104   2.250   2.416
 """,
+    "fit llama-3-8b --hw h100-sxm-80gb --max-model-len 8K": """\
+llama-3-8b on h100-sxm-80gb, counted as vllm does
+users of 8,192 tokens, cache in bf16
+
+term                       GiB     GB
+-----------------------  -----  -----
+memory of the device     79.19  85.03
+of it usable             71.27  76.53
+- weights                14.96  16.06
+- reserve                 0.00   0.00
+- outside the framework   0.00   0.00
+- peak of activations     0.00   0.00
+- captured graphs         0.00   0.00
+- margin                  0.00   0.00
+= left for the cache     56.31  60.47
+
+  60,466,131,041 B / 2,097,152 B per block (2 MiB) = 28,832 blocks, 461,312
+    tokens
+  (28,832 - 1 null) / 512 blocks per user = 56 whole users (56.31x printed)
+  longest context of a single user: 8,192 tokens
+  nothing is set aside for activations and graphs: an engine that prints less
+    takes the difference for them (--reserve)
+
+56 users; the limit hit first is memory
+""",
     "kv mistral-7b --tokens 8K": """\
 mistral-7b: 32 layers, cache in bf16
 
@@ -518,6 +543,12 @@ def test_kv_starts_without_the_heavy_libraries() -> None:
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "servelab" in loaded
     assert not loaded & {"torch", "numpy", "matplotlib", "transformers", "triton", "tokenizers"}
+
+
+def test_a_terminal_without_our_signs_still_gets_an_answer() -> None:
+    line = "time qwen3-8b --hw h100-sxm-80gb"
+    out, err = program(line, env=os.environ | {"PYTHONIOENCODING": "koi8-r"}).communicate()
+    assert (b" ?s" in out, err) == (True, b"")  # microseconds
 
 
 def test_a_closed_pipe_ends_quietly() -> None:

@@ -266,7 +266,7 @@ def test_the_smallest_rank_explains_a_pool_that_is_too_small() -> None:
     told = settings_of(CASES[name])
     printed_rank, reported = int(8.69 * GiB), 81536
     other = reported * CASES[name]["bytes_per_token_per_rank"]
-    for ranks in ([printed_rank, other], [other, printed_rank]):
+    for ranks in ((printed_rank, other), (other, printed_rank)):
         assert memory.capacity(spec_of(name), ranks, 131072, **told).tokens == reported
     assert other / GiB == pytest.approx(7.46, abs=0.01)
 
@@ -276,6 +276,6 @@ def test_a_pipeline_stage_needs_its_own_layers_only() -> None:
     name = "vllm-34076-qwen3-coder-30b-pp2"
     told = settings_of(CASES[name]) | {"pp": 2}
     split = tuple(CASES[name]["reported"]["pp_layer_partition"])
-    for rooms, needed in (([1, 10**12], 8), ([10**12, 1], 16)):
+    for rooms, needed in (((1, 10**12), 8), ((10**12, 1), 16)):
         stage = memory.capacity(spec_of(name), rooms, 262144, **told, layers_per_stage=split)
         assert stage.needed_bytes == needed * GiB

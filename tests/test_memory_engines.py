@@ -191,7 +191,7 @@ def test_pages_cover_every_step(
 
 def test_the_smallest_rank_of_the_worst_stage_decides() -> None:
     rooms = [9, 7, 8, 4]  # GiB of tp 2 x pp 2
-    sizes = [room * GiB for room in rooms]
+    sizes = tuple(room * GiB for room in rooms)
     for engine in ("exact", "vllm", "sglang", "tensorrt-llm"):
         both = memory.capacity(LLAMA, sizes, 8192, engine=engine, tp=2, pp=2)
         assert both == memory.capacity(LLAMA, 4 * GiB, 8192, engine=engine, tp=2, pp=2)

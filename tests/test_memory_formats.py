@@ -15,7 +15,9 @@ from servelab.models import (
     Indexer,
     LatentAttention,
     LayerSpec,
+    Linear,
     ModelSpec,
+    RecurrentState,
     UnsupportedConfig,
 )
 from servelab.models.parallel import rank, stage_weight_bytes, stages
@@ -166,6 +168,22 @@ def test_ranks_hold_the_model_between_them(spec: ModelSpec, tp: int) -> None:
         if not spec.unknown:
             assert spec.params_total <= tp * part.params_total
             assert spec.weight_bytes() <= tp * part.weight_bytes() < tp * spec.weight_bytes()
+
+
+def test_projections_are_cut_on_the_side_of_the_heads() -> None:
+    state = RecurrentState("mamba", (Linear("in", 64, 400), Linear("out", 200, 64)), 40, 4, 1000)
+    spec = ModelSpec("state", 64, 100, (LayerSpec(None, None, 0, state=state),), False, 64)
+    part = rank(spec, 4).layers[0].state
+    assert part is not None
+    assert [(m.d_in, m.d_out) for m in part.projections] == [(64, 100), (50, 64)]
+    assert (part.conv_channels, part.matrix_elements) == (10, 250)
+
+
+def test_a_cache_is_known_where_the_weights_are_not() -> None:
+    spec = ModelSpec(
+        "part", 64, 0, (layer(),), False, 64, published_weight_bytes=1, unknown={"vocab_size": "?"}
+    )
+    assert rank(spec, 2).kv_bytes_per_token() == 2048
 
 
 @pytest.mark.parametrize("pp", [1, 2, 3, 5, 8])

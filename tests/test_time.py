@@ -165,6 +165,11 @@ def test_the_link_can_be_the_limit() -> None:
     slow = Accelerator("slow link", {"bf16": 1e15}, 10**12, 3e12, link_bytes_per_second=1e9)
     time = step_time(LLAMA_70B, [(2048, 0)], slow, tp=8)
     assert (time.limiter, time.seconds) == ("link", time.link_seconds)
+    slower = replace(slow, link_bytes_per_second=1e7)
+    request = request_time(LLAMA_70B, slower, 64, 10, tp=8)
+    assert request.decode is not None
+    assert request.decode.limiter == "link"
+    assert request.decode.seconds == pytest.approx(request.decode.link_seconds)
 
 
 def test_layers_over_devices_are_not_tensor_parallel() -> None:

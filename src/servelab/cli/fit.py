@@ -1,24 +1,16 @@
 """`servelab fit`: how many users a chip holds, and what stops the next one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import click
 
+from servelab import memory
 from servelab.cli import options
 from servelab.cli.output import answer, wrapped
 from servelab.hardware import Accelerator
-from servelab.memory import (
-    ENGINES,
-    Budget,
-    Capacity,
-    Users,
-    budget,
-    capacity,
-    max_engine_context,
-    max_users,
-)
+from servelab.memory import Budget, Capacity
 from servelab.models import ModelSpec
 from servelab.units import format_bytes, format_seconds
 
@@ -50,7 +42,7 @@ _BLOCK_SIZES = {"sglang": 1, "tensorrt-llm": 32}
 )
 @click.option(
     "--engine",
-    type=click.Choice(ENGINES),
+    type=click.Choice(memory.ENGINES),
     default="vllm",
     show_default=True,
     help="Whose rounding to follow.",
@@ -134,30 +126,35 @@ def command(
         "dcp": dcp,
         "max_num_batched_tokens": max_num_batched_tokens,
     }
-    left = _budget(spec, chip, engine, utilization, weight_dtype, reserve_bytes, tp, pp)
+
+    def left_with(ranks: int) -> Budget:
+        terms = memory.budget(
+            spec,
+            chip,
+            1.0 if engine == "tensorrt-llm" else utilization,
+            weight_dtype,
+            reserve_bytes,
+            tp=ranks,
+            pp=pp,
+        )
+        return _share_of_free(terms, utilization) if engine == "tensorrt-llm" else terms
+
+    left = left_with(tp)
     room = max(left.available_bytes, 0)
-    fits = capacity(spec, room, length, **settings)
-    longest = max_engine_context(spec, room, 1, spec.max_context_tokens or length, **settings)
-    found = Users(fits.sequences, "memory", "capacity", {"capacity": fits.sequences})
+    fits = memory.capacity(spec, room, length, **settings)
+    longest = memory.max_engine_context(
+        spec, room, 1, spec.max_context_tokens or length, **settings
+    )
+    found = memory.Users(fits.sequences, "memory", "capacity", {"capacity": fits.sequences})
     if tpot is not None or ttft is not None:
         prompt = length - 1 if prompt is None else prompt
         if not 0 < prompt < length:
             raise click.UsageError(
                 f"a prompt of {prompt:,} tokens leaves none to answer in --max-model-len {length:,}"
             )
-        precision = options.precision_of(spec, kv_dtype, weight_dtype, compute_dtype)
-        found = max_users(
-            spec,
-            chip,
-            room,
-            prompt,
-            length - prompt,
-            tpot,
-            ttft,
-            precision,
-            efficiency,
-            **settings,
-        )
+        formats = options.precision_of(spec, kv_dtype, weight_dtype, compute_dtype)
+        request = prompt, length - prompt, tpot, ttft, formats, efficiency
+        found = memory.max_users(spec, chip, room, *request, **settings)
     values: dict[str, Any] = {
         "model": spec.name,
         "accelerator": chip.name,
@@ -188,24 +185,15 @@ def command(
     }
 
     def text() -> Iterator[str]:
-        ranks = f", {tp * pp} ranks of" if tp * pp > 1 else ""
-        yield f"{spec.name} on{ranks} {chip.name}: {engine}, {length:,} tokens each, {kv_dtype}"
+        ranks = f"{tp * pp} x " if tp * pp > 1 else ""
+        yield f"{spec.name} on {ranks}{chip.name}, counted as {engine} does"
+        yield f"users of {length:,} tokens, cache in {kv_dtype}"
         yield ""
         yield left.table()
         yield ""
         if left.available_bytes <= 0:
             yield "0 users: the weights leave nothing for the cache"
-            for more in (2, 4, 8, 16, 32):
-                try:
-                    spread = _budget(
-                        spec, chip, engine, utilization, weight_dtype, reserve_bytes, more, pp
-                    )
-                except ValueError:  # heads that do not divide
-                    continue
-                if more > tp and spread.available_bytes > 0:
-                    room_each = format_bytes(spread.available_bytes)
-                    yield f"over --tp {more} they leave {room_each} on each rank"
-                    return
+            yield from _way_out(left_with, tp)
             return
         yield from _division(fits, left)
         if longest is not None:
@@ -239,19 +227,19 @@ def _division(fits: Capacity, left: Budget) -> Iterator[str]:
     )
 
 
-def _budget(
-    spec: ModelSpec,
-    chip: Accelerator,
-    engine: str,
-    utilization: float,
-    weight_dtype: str | None,
-    reserve_bytes: int,
-    tp: int,
-    pp: int,
-) -> Budget:
-    """Return the budget; TensorRT-LLM's share is one of what is free beside the weights."""
-    if engine != "tensorrt-llm":
-        return budget(spec, chip, utilization, weight_dtype, reserve_bytes, tp=tp, pp=pp)
-    loaded = budget(spec, chip, 1.0, weight_dtype, reserve_bytes, tp=tp, pp=pp)
-    free = max(loaded.available_bytes, 0)
-    return replace(loaded, margin_bytes=free - int(free * utilization))
+def _way_out(left_with: Callable[[int], Budget], tp: int) -> Iterator[str]:
+    """Yield the fewest ranks, if any are enough, whose weights leave room for a cache."""
+    for ranks in (2, 4, 8, 16, 32):
+        try:
+            room = left_with(ranks).available_bytes
+        except ValueError:  # heads that do not divide
+            continue
+        if ranks > tp and room > 0:
+            yield f"over --tp {ranks} they leave {format_bytes(room)} on each rank"
+            return
+
+
+def _share_of_free(terms: Budget, utilization: float) -> Budget:
+    """Return TensorRT-LLM's budget: its share is one of what is free beside the weights."""
+    free = max(terms.available_bytes, 0)
+    return replace(terms, margin_bytes=free - int(free * utilization))

@@ -32,7 +32,7 @@ _CELLS = 256
 
 def capacity(
     spec: ModelSpec,
-    available_bytes: int | Sequence[int],
+    available_bytes: int | tuple[int, ...],
     max_model_len: int,
     block_size: int = 16,
     kv_dtype: str = "bf16",
@@ -46,8 +46,8 @@ def capacity(
 ) -> Capacity:
     """Return the blocks, tokens and full-length sequences that fit, as ``engine`` counts them.
 
-    Parameters: ``available_bytes`` for the cache of one rank: one number for all ranks, or one for
-    each of the ``tp * pp``, those of a pipeline stage together; ``engine`` one of ``ENGINES``;
+    Parameters: ``available_bytes`` for the cache of one rank: one number for all ranks, or a tuple
+    of ``tp * pp``, those of a pipeline stage together; ``engine`` one of ``ENGINES``;
     ``max_num_batched_tokens`` None for 8,192, and 512 for llama.cpp; the others as in `Settings`.
     SGLang counts single tokens where ``block_size`` is 1, its default.
     Raises: ``TypeError``, ``ValueError`` for bad counts, an unknown format or engine, heads that do
@@ -103,10 +103,10 @@ def _check_context_parallel(spec: ModelSpec, settings: Settings, engine: str) ->
         )
 
 
-def _per_stage(available_bytes: int | Sequence[int], settings: Settings) -> list[int]:
+def _per_stage(available_bytes: int | tuple[int, ...], settings: Settings) -> list[int]:
     """Return the smallest memory among the ranks of each pipeline stage."""
     ranks = settings.tp * settings.pp
-    if isinstance(available_bytes, Sequence) and not isinstance(available_bytes, str):
+    if isinstance(available_bytes, tuple):
         rooms = [check_count("available_bytes", room, minimum=0) for room in available_bytes]
         if len(rooms) != ranks:
             raise ValueError(f"available_bytes must be one count or {ranks}, got {len(rooms)}")

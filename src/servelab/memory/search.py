@@ -8,7 +8,7 @@ Assumes: a longer sequence never needs less.
 Ignores: the model's own longest legal context, unless it is given as ``limit_tokens``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from servelab.memory.capacity import sequence_bytes
@@ -36,7 +36,6 @@ def largest(fits: Callable[[int], bool], limit: int | None = None) -> int | None
     low, high = 0, 1
     while high < ceiling and fits(high):
         low, high = high, 2 * high
-    high = min(high, ceiling)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -71,7 +70,7 @@ def max_context(
 
 def max_engine_context(
     spec: ModelSpec,
-    available_bytes: int | Sequence[int],
+    available_bytes: int | tuple[int, ...],
     sequences: int = 1,
     limit_tokens: int | None = None,
     **settings: Any,

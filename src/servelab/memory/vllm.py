@@ -135,7 +135,7 @@ def _groups(pages: list[Placed]) -> list[list[Placed]]:
 
 
 def _equal_pages(pages: list[Placed]) -> list[Placed]:
-    """Give all pages one size."""
+    """Give all pages one size; a state is padded, which changes no block: none is larger."""
     attention = [page for _, page in pages if page.kind != "state"]
     state = max((page.page_bytes for _, page in pages if page.kind == "state"), default=0)
     if attention and state:
@@ -148,13 +148,13 @@ def _equal_pages(pages: list[Placed]) -> list[Placed]:
     largest = max(page.page_bytes for _, page in pages)
     equal = []
     for stage, page in pages:
-        if page.kind == "state":
-            page = replace(page, page_bytes=largest)
-        elif largest % page.page_bytes:
-            raise ValueError(
-                f"vLLM cannot make pages of {page.page_bytes:,} and {largest:,} bytes equal"
-            )
-        equal.append((stage, _longer(page, largest // page.page_bytes)))
+        if page.kind != "state":
+            if largest % page.page_bytes:
+                raise ValueError(
+                    f"vLLM cannot make pages of {page.page_bytes:,} and {largest:,} bytes equal"
+                )
+            page = _longer(page, largest // page.page_bytes)
+        equal.append((stage, page))
     return equal
 
 

@@ -70,9 +70,9 @@ class Measurement:
     """A published measurement.
 
     Fields: ``name``, ``source``, ``kind`` ("decode", "prefill", "static batch end to end", ...);
-    ``label`` model, format and devices as the source names them; ``note``; ``apart`` why it is no
-    measurement to hold against a bound, None where it is one; ``achieved`` None where there is not
-    enough stated to price it.
+    ``label`` model, format, devices, batch and tokens as the source names them; ``note``; ``apart``
+    why it is no measurement to hold against a bound, None where it is one; ``achieved`` None where
+    there is not enough stated to price it.
     """
 
     name: str
@@ -99,14 +99,20 @@ def published_table() -> str:
     """Return the measurements with their fractions, by source, those that stand apart left out.
 
     >>> print(published_table().splitlines()[0])
-    source                                        measurement  of bound  warning
+    source  kind  measurement  of bound  warning
     """
     rows: list[list[object]] = [
-        [m.source.split(" ")[0], m.label, f"{m.achieved.fraction:.2f}", m.achieved.warning or ""]
+        [
+            m.source.split(" ")[0],
+            m.kind,
+            m.label,
+            f"{m.achieved.fraction:.2f}",
+            m.achieved.warning or "",
+        ]
         for m in published()
         if m.achieved is not None and m.apart is None
     ]
-    return table(rows, ["source", "measurement", "of bound", "warning"])
+    return table(rows, ["source", "kind", "measurement", "of bound", "warning"])
 
 
 def _measurement(record: Mapping[str, Any]) -> Measurement:
@@ -120,7 +126,8 @@ def _measurement(record: Mapping[str, Any]) -> Measurement:
         record["id"],
         record["source"],
         record["kind"],
-        f"{record['model']}, {record['dtype']}, {devices}",
+        f"{record['model']}, {record['dtype']}, {devices}, "
+        f"batch {record['batch']}, tokens {record['context']}",
         record["note"],
         record.get("apart"),
         achieved,

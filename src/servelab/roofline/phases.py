@@ -24,7 +24,8 @@ from typing import Literal
 from servelab.hardware import Accelerator
 from servelab.models import Attention, ModelSpec
 from servelab.models.parallel import rank
-from servelab.roofline.step import Step, step_cost
+from servelab.roofline.operators import Step
+from servelab.roofline.step import step_cost
 from servelab.units import check_count, check_positive, dtype_bits
 
 Limiter = Literal["compute", "memory", "link"]
