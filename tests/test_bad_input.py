@@ -268,14 +268,12 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, list[Any]]]
         {
             "spec": HEADS,
             "step": [(1, 0)],
-            "window": 1,
             "kv_dtype": "bf16",
             "activation_dtype": "bf16",
             "fused": True,
         },
         {
             "step": NOT_A_STEP,
-            "window": ALL_OPTIONAL,
             "kv_dtype": NOT_A_DTYPE,
             "activation_dtype": NOT_A_DTYPE,
             "fused": NOT_A_FLAG,

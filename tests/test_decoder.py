@@ -7,6 +7,8 @@ in float32 whatever the model's dtype (its written-out softmax too), so against 
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -119,8 +121,7 @@ def test_a_token_reaches_exactly_the_queries_whose_window_holds_it(window: int |
 
 def test_a_window_no_legal_sequence_fills_is_no_window() -> None:
     short = CONFIGS["mistral-window"] | {"max_position_embeddings": 5}
-    attention = DenseDecoder(ModelSpec.from_config(short)).layers[0].self_attn
-    assert attention.window is None
+    assert set(DenseDecoder(ModelSpec.from_config(short)).windows) == {None}
 
 
 def test_a_cache_that_is_rolled_back_forgets(decoders: dict[str, DenseDecoder]) -> None:
@@ -222,3 +223,9 @@ def test_a_shape_that_is_not_of_the_llama_type_is_refused() -> None:
     for layers, named in (((odd,), r"\[7\]"), ((layer, wide), r"\[8, 16\]")):
         with pytest.raises(ValueError, match=f"one even number, got {named}"):
             DenseDecoder(replace(spec, layers=layers))
+
+
+def test_a_decoder_can_be_copied(decoders: dict[str, DenseDecoder]) -> None:
+    model, tokens = decoders["llama-gqa"], random_tokens(1, TOKENS)
+    assert torch.equal(copy.deepcopy(model)(tokens), model(tokens))
+    assert pickle.loads(pickle.dumps(model.spec)) == model.spec

@@ -249,10 +249,15 @@ def test_a_bad_shape_key_is_named(name: str, wrong: object) -> None:
 
 
 REQUIRED = {
-    "llama-3-8b": ["hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"],
+    "llama-3-8b": ["hidden_size", "num_attention_heads"],
     "qwen3-8b": ["hidden_size", "head_dim", "num_key_value_heads"],
-    "mistral-7b": ["intermediate_size", "sliding_window", "num_key_value_heads"],
-    "opt-13b": ["ffn_dim", "max_position_embeddings", "hidden_size", "vocab_size"],
+    "mistral-7b": ["sliding_window", "num_key_value_heads"],
+    "opt-13b": ["hidden_size"],
+}
+#: Keys that only the weights depend on: without them the cache is known and nothing else.
+FOR_WEIGHTS = {
+    "llama-3-8b": ["intermediate_size", "vocab_size"],
+    "opt-13b": ["ffn_dim", "max_position_embeddings", "vocab_size"],
 }
 
 
@@ -265,10 +270,27 @@ def test_a_missing_key_is_not_guessed(name: str, key: str) -> None:
     assert raised.value.key == key
 
 
+@pytest.mark.parametrize(("name", "key"), [(n, k) for n, keys in FOR_WEIGHTS.items() for k in keys])
+def test_without_a_key_of_the_weights_only_the_cache_is_known(name: str, key: str) -> None:
+    config = bundled_config(name)
+    del config[key]
+    spec = ModelSpec.from_config(config)
+    assert spec.kv_bytes_per_token() == models.get(name).kv_bytes_per_token()
+    with pytest.raises(UnsupportedConfig, match="is missing") as raised:
+        _ = spec.params_total
+    assert raised.value.key == key
+
+
+def test_qwen3_with_windows_from_a_layer_on() -> None:
+    windows = {"use_sliding_window": True, "max_window_layers": 20, "sliding_window": 4096}
+    spec = ModelSpec.from_config(bundled_config("qwen3-8b") | windows)
+    assert [spec.window(layer) for layer in spec.layers] == [None] * 20 + [4096] * 16
+
+
 @pytest.mark.parametrize(
     ("name", "change", "key"),
     [
-        ("llama-3-8b", {"model_type": "gemma"}, "model_type"),
+        ("llama-3-8b", {"model_type": "rwkv"}, "model_type"),
         ("llama-3-8b", {"model_type": None}, "model_type"),
         ("llama-3-8b", {"model_type": ["llama"]}, "model_type"),
         ("llama-3-8b", {"num_key_value_heads": 5}, "num_key_value_heads"),
@@ -279,7 +301,6 @@ def test_a_missing_key_is_not_guessed(name: str, key: str) -> None:
         ("llama-3-8b", {"quantization_config": {"bits": 4}}, "quantization_config"),
         ("llama-3-8b", {"torch_dtype": "float8"}, "torch_dtype"),
         ("llama-3-8b", {"dtype": 16}, "dtype"),
-        ("qwen3-8b", {"use_sliding_window": True}, "use_sliding_window"),
         ("qwen3-8b", {"layer_types": ["sliding_attention"] * 36}, "layer_types"),
         ("mistral-7b", {"attention_bias": True}, "attention_bias"),
         ("mistral-7b", {"sliding_window": 0}, "sliding_window"),

@@ -18,7 +18,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from servelab.units import check_fields, check_positive, dtype_bits
+from servelab.units import ReadOnly, check_fields, check_positive, dtype_bits
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Accelerator:
+class Accelerator(ReadOnly):
     """One chip and the peaks of its data sheet.
 
     Parameters: ``dense_flop_per_second`` peak rate by dtype, in FLOP/s; ``memory_bytes`` capacity
@@ -72,8 +72,9 @@ class Accelerator:
             check_fields(self, "visible_memory_bytes")
         if self.link_bytes_per_second is not None:
             check_positive(f"{self.name}: link_bytes_per_second", self.link_bytes_per_second)
-        object.__setattr__(self, "dense_flop_per_second", dict(self.dense_flop_per_second))
-        object.__setattr__(self, "sources", dict(self.sources))
+        rates = MappingProxyType(dict(self.dense_flop_per_second))
+        object.__setattr__(self, "dense_flop_per_second", rates)
+        object.__setattr__(self, "sources", MappingProxyType(dict(self.sources)))
         object.__setattr__(self, "label", self.label or self.name)
 
     def peak(self, dtype: str) -> float:

@@ -12,8 +12,11 @@ Ignores: the scale factors that a quantised format stores beside its elements.
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from fractions import Fraction
 from numbers import Integral, Real
+from types import MappingProxyType
+from typing import Any
 
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
@@ -160,6 +163,27 @@ def size_bytes(elements: int, dtype: str) -> int:
     return -(-check_count("elements", elements, minimum=0) * dtype_bits(dtype) // 8)
 
 
+class ReadOnly:
+    """A frozen dataclass whose mappings cannot be changed either, and which can still be copied.
+
+    >>> import copy
+    >>> from servelab import hardware
+    >>> chip = hardware.get("h100-sxm-80gb")
+    >>> copy.deepcopy(chip) == chip
+    True
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a mappingproxy does not pickle; what is derived is calculated again
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        plain = {k: dict(v) if isinstance(v, MappingProxyType) else v for k, v in values.items()}
+        return _rebuilt, (type(self), plain)
+
+
+def _rebuilt(kind: type[Any], values: dict[str, Any]) -> Any:
+    return kind(**values)
+
+
 # --- numbers to text ----------------------------------------------------------------------------
 
 
@@ -273,11 +297,11 @@ def format_tokens(value: int) -> str:
 
     Raises: as ``check_count``.
 
-    >>> format_tokens(32768), format_tokens(5632), format_tokens(1000)
-    ('32K', '5,632', '1,000')
+    >>> format_tokens(32768), format_tokens(1024), format_tokens(5600), format_tokens(1000)
+    ('32K', '1K', '5,600', '1,000')
     """
     value = check_count("tokens", value, minimum=0)
-    return f"{value // KiB}K" if value >= 8 * KiB and value % KiB == 0 else f"{value:,}"
+    return f"{value // KiB:,}K" if value and value % KiB == 0 else f"{value:,}"
 
 
 def table(rows: list[list[object]], header: list[str]) -> str:

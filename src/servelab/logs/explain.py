@@ -8,15 +8,27 @@ Ignores: whether a number is good; only whether it follows.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from servelab.logs.allocated import ALLOCATED_MODEL_RULES, ALLOCATED_RULES
 from servelab.logs.model_rules import MODEL_RULES
-from servelab.logs.quantities import QUANTITIES, Reading, read
-from servelab.logs.rules import RULES, Derived, Rule, Run
+from servelab.logs.quantities import QUANTITIES
+from servelab.logs.readings import Reading, read
+from servelab.logs.rules import RULES
+from servelab.logs.run import Derived, Rule, Run
 from servelab.models import ModelSpec
 
 # An engine measures and loads first, and counts then: whatever is measured again is a new start.
-_MEASURED = {"weights", "total", "usable", "available", "free", "peak_torch", "consumed"}
+_MEASURED = {
+    "weights",
+    "total",
+    "usable",
+    "available",
+    "free",
+    "peak_torch",
+    "consumed",
+    "context",
+}
 _COUNTED = {"gpu_blocks", "tokens", "max_concurrency", "estimated_max_model_len", "kv_size"}
 _SETTINGS = {name for name, (_, _, answer) in QUANTITIES.items() if not answer} | {"max_model_len"}
 _HINTS = {
@@ -68,11 +80,24 @@ def explain_log(text: str, spec: ModelSpec | None = None) -> list[LogCheck]:
     2 max_concurrency 1.56 True 31,232 tokens / 20,000 tokens per request
     """
     readings, starts, ranks_seen = read(text)
-    checks = []
+    checks: list[LogCheck] = []
+    known: dict[tuple[object, ...], list[LogCheck]] = {}  # an engine that restarts repeats itself
     for answers, in_force in _runs(readings, starts):
-        run = Run(in_force, spec, ranks_seen)
-        for reading in answers:
-            checks += _checks(reading, run)
+        first_line = answers[0].line_number if answers else 0
+        signature = tuple(
+            (r.quantity, r.engine, r.unit, r.value, r.word, r.place[0] - first_line, r.may_be_cut)
+            for r in in_force
+        )
+        if signature not in known:
+            run = Run(in_force, spec, ranks_seen)
+            known[signature] = [check for r in answers for check in _checks(r, run)]
+            checks += known[signature]
+            continue
+        lines = {r.line_number: r.line for r in answers}
+        shift = first_line - known[signature][0].line_number if known[signature] else 0
+        for check in known[signature]:
+            number = check.line_number + shift
+            checks.append(replace(check, line_number=number, line=lines[number]))
     return checks
 
 
@@ -101,9 +126,9 @@ def _runs(
 
 
 def _checks(reading: Reading, run: Run) -> Iterator[LogCheck]:
-    rules = RULES.get(reading.quantity, ())
-    if run.spec is not None:
-        rules += MODEL_RULES.get(reading.quantity, ())
+    tables = [RULES, ALLOCATED_RULES]
+    tables += [MODEL_RULES, ALLOCATED_MODEL_RULES] if run.spec is not None else []
+    rules = [rule for table in tables for rule in table.get(reading.quantity, ())]
     found = [check for rule in rules if (check := _check(reading, rule, run)) is not None]
     yield from found
     if not found:
@@ -111,7 +136,7 @@ def _checks(reading: Reading, run: Run) -> Iterator[LogCheck]:
 
 
 def _check(reading: Reading, rule: Rule, run: Run) -> LogCheck | None:
-    """Return the verdict of a rule: of the first way in which the number follows, else the first."""
+    """Return a rule's verdict: by the first way in which the number follows, else by the first."""
     first: Derived | None = None
     open_question: tuple[Derived, str] | None = None
     for derived in rule(reading, run):

@@ -1,24 +1,22 @@
 """How the numbers of a start-up log follow from a model's configuration.
 
-Models: vLLM's pool (V0 and V1, groups, null block), TensorRT-LLM's blocks, the bytes of the tokens
-or cells that SGLang, TensorRT-LLM and llama.cpp allocate, the weights of a rank.
+Models: vLLM's pool (V0 and V1, groups, null block), TensorRT-LLM's blocks, the weights of a rank.
 
 Assumes: a setup as in `servelab.logs.setups`; where only one that the log does not state explains a
 number, no verdict is given.
 
-Ignores: pools for windows in SGLang and TensorRT-LLM; draft models; images and adapters.
+Ignores: bytes of what is allocated (`servelab.logs.allocated`); draft models; images and adapters.
 """
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from servelab.logs.quantities import Reading
-from servelab.logs.rules import Derived, Rule, Run, cut, swap_bytes, uniform
-from servelab.logs.setups import WEIGHT_TOLERANCE, Setup, kv_format, rank_weights, setups
+from servelab.logs.readings import Reading
+from servelab.logs.rules import swap_bytes
+from servelab.logs.run import Derived, Rule, Run, cut, uniform
+from servelab.logs.setups import WEIGHT_TOLERANCE, Setup, rank_weights, setups
 from servelab.memory import Capacity, capacity, suggested_context
-from servelab.memory.formats import index_bytes, keys_bytes
-from servelab.models import Attention, LayerSpec, ModelSpec
-from servelab.models.parallel import rank
+from servelab.models import ModelSpec
 from servelab.units import format_bytes
 
 #: TensorRT-LLM's ``kv_cache_free_gpu_mem_fraction`` where none is given.
@@ -219,85 +217,6 @@ def _weights(target: Reading, run: Run) -> Iterator[Derived]:
         yield Derived(expected, low, high, f"{why}, within 5 %", doubt)
 
 
-# --- bytes of what is allocated -----------------------------------------------------------------
-
-
-def _allocated(target: Reading, run: Run) -> Iterator[Derived]:
-    """SGLang, TensorRT-LLM: the tokens they allocate, times the bytes of one."""
-    assert run.spec is not None
-    if target.engine == "llama.cpp":
-        yield from _cells(target, run)
-        return
-    for setup in setups(run, run.spec):
-        # SGLang keeps one page more, which padded tokens write to
-        page = setup.block_size if run.setting("block_size") else 1
-        extra = (page, 64, 0) if target.engine == "sglang" else (0,)
-        for per_token, what in _token_sizes(run.spec, setup, target):
-            for tokens in run.same_line("tokens", target) or run.nearest("tokens", target):
-                for more in dict.fromkeys(extra):
-                    size = (tokens.value + more) * per_token
-                    why = f"{tokens.text} x {format_bytes(per_token)}{what}"
-                    why += f", and a page of {more}" if more else ""
-                    yield Derived(size, size, size, why, cut(tokens) or setup.doubt)
-
-
-def _token_sizes(spec: ModelSpec, setup: Setup, target: Reading) -> list[tuple[int, str]]:
-    """Return what one token may take on a rank: with index keys, and as logs before had it."""
-    try:
-        layers = rank(spec, setup.tp).layers
-        kept = sum(_part(layer, setup.kv_dtype, target.quantity) for layer in layers)
-        index = sum(index_bytes(layer, "fp8_ds_mla") for layer in layers)
-    except ValueError:
-        return []
-    if not index:
-        return [(kept, "")]
-    return [(kept + index, ", index keys included"), (kept, ", index keys left out")]
-
-
-def _part(layer: LayerSpec, kv_dtype: str, quantity: str) -> int:
-    """Return the bytes of one token's keys, values or both in a layer."""
-    whole = keys_bytes(layer, kv_dtype)
-    heads = layer.attention
-    if quantity == "kv_size" or not isinstance(heads, Attention):
-        return whole
-    keys = whole * heads.head_dim // (heads.head_dim + heads.value_dim)
-    return keys if quantity == "k_size" else whole - keys
-
-
-def _cells(target: Reading, run: Run) -> Iterator[Derived]:
-    """llama.cpp: cells of every layer, or of the layers that its line counts."""
-    assert run.spec is not None
-    stated = [
-        r.word
-        for name in ("k_dtype", "v_dtype")
-        if target.quantity in ("kv_size", name[0] + "_size")
-        for r in run.same_line(name, target)
-    ]
-    if len(set(stated)) > 1:
-        return  # K and V are checked by themselves
-    cached = [layer for layer in run.spec.layers if layer.kv_elements_per_token]
-    full = [layer for layer in cached if layer.attention and layer.attention.window is None]
-    sliding = [layer for layer in cached if layer.attention and layer.attention.window]
-    lines = run.same_line("layers", target)
-    for group in (cached, full, sliding):
-        if lines and len(group) != lines[0].value:
-            continue
-        for word in stated[:1] or ["f16", "f32"]:
-            name = kv_format(word)
-            if name is None:
-                continue
-            per_cell = sum(_part(layer, name, target.quantity) for layer in group)
-            for cells in run.same_line("cells", target) or run.nearest("context", target):
-                why = f"{cells.text} x {format_bytes(per_cell)} of {len(group)} layers in {word}"
-                yield Derived(
-                    cells.value * per_cell,
-                    cells.low * per_cell,
-                    cells.high * per_cell,
-                    why,
-                    cut(cells),
-                )
-
-
 #: The rules that need the model; they stand beside those of `servelab.logs.rules`.
 MODEL_RULES: dict[str, tuple[Rule, ...]] = {
     "weights": (_weights,),
@@ -307,7 +226,4 @@ MODEL_RULES: dict[str, tuple[Rule, ...]] = {
     "max_concurrency": (_concurrency,),
     "needed": (_needed,),
     "estimated_max_model_len": (_estimated,),
-    "kv_size": (_allocated,),
-    "k_size": (_allocated,),
-    "v_size": (_allocated,),
 }

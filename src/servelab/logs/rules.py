@@ -1,117 +1,25 @@
 """How each number of a start-up log follows from the other numbers in it.
 
-Models: the engines' arithmetic, on intervals: a size printed with two decimals is any size that
-rounds to it, so what follows from it is a range.
+Models: vLLM's blocks, tokens, concurrency and refusal; the memory budgets that it prints.
 
-Assumes: of several numbers that one may follow from (workers, repeated starts) any will do, the
-nearest first. What the log does not state is the engine's default.
+Assumes: intervals: a size printed with two decimals is any size that rounds to it. What the log
+does not state is the engine's default.
 
-Ignores: the model (`servelab.logs.model_rules`).
+Ignores: the model (`servelab.logs.model_rules`); bytes of what is allocated
+(`servelab.logs.allocated`).
 """
 
-import bisect
-import itertools
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from servelab.logs.quantities import Reading
+from servelab.logs.readings import Reading
+from servelab.logs.run import Derived, Rule, Run, cut, uniform
 from servelab.memory import VLLM_MARGIN_BYTES
-from servelab.models import ModelSpec
 from servelab.units import GiB
 
 #: Sizes of blocks that engines use; vLLM's default on a GPU is the first.
 BLOCK_SIZES = (16, 32, 64, 128, 256, 8, 1)
 #: vLLM V0's ``swap_space`` where none is given.
 SWAP_SPACE_GIB = 4
-#: A reading has at most this many others of one quantity, on each side, to follow from.
-_NEAREST = 12
-
-
-@dataclass(frozen=True)
-class Derived:
-    """A number as it follows from others.
-
-    Fields: ``value`` and the interval ``low`` to ``high``, in bytes for a size; ``why`` the
-    arithmetic; ``doubt`` why agreement would prove nothing ("" where it would).
-    """
-
-    value: float
-    low: float
-    high: float
-    why: str
-    doubt: str = ""
-
-
-class Run:
-    """The readings of one start of an engine.
-
-    Parameters: ``spec`` the model, if it is known; ``ranks_seen`` how many tensor-parallel ranks
-    the log's prefixes name; ``readings`` in order, the settings in force among them.
-    """
-
-    def __init__(
-        self, readings: Iterable[Reading], spec: ModelSpec | None = None, ranks_seen: int = 1
-    ) -> None:
-        self.spec = spec
-        self.ranks_seen = ranks_seen
-        self._readings: dict[str, list[Reading]] = {}
-        for reading in readings:
-            self._readings.setdefault(reading.quantity, []).append(reading)
-
-    def nearest(self, quantity: str, to: Reading) -> list[Reading]:
-        """Return the readings of a quantity, nearest first, those before ``to`` before the rest.
-
-        One that may have been cut is followed by what it may have been.
-        """
-        found = self._readings.get(quantity, [])
-        place = bisect.bisect_left(found, to.place, key=_place)
-        before = reversed(found[max(place - _NEAREST, 0) : place])
-        after = found[place : place + _NEAREST]
-        different: dict[tuple[float, float], Reading] = {}
-        for reading in (*before, *after):
-            if reading is not to:
-                different.setdefault((reading.low, reading.high), reading)
-        return [r for one in different.values() for r in (one, *one.extensions())]
-
-    def same_line(self, quantity: str, to: Reading) -> list[Reading]:
-        """Return the readings of a quantity on the line of ``to``."""
-        found = self._readings.get(quantity, [])
-        place = bisect.bisect_left(found, (to.line_number, -1), key=_place)
-        line = itertools.takewhile(lambda r: r.line_number == to.line_number, found[place:])
-        return list(line)
-
-    def setting(self, quantity: str) -> Reading | None:
-        """Return the last whole reading of a setting, None if there is none."""
-        found = self._readings.get(quantity, [])
-        return next((r for r in reversed(found) if not r.may_be_cut), None)
-
-
-def _place(reading: Reading) -> tuple[int, int]:
-    return reading.place
-
-
-def uniform(spec: ModelSpec) -> bool:
-    """Return whether every layer with a cache keeps every token, and none a state.
-
-    >>> from servelab import models
-    >>> [uniform(models.get(name)) for name in ("qwen3-8b", "mistral-7b")]
-    [True, False]
-    """
-    return not spec.state_bytes_per_sequence and all(
-        layer.attention is None or layer.attention.window is None for layer in spec.layer_counts
-    )
-
-
-Rule = Callable[[Reading, Run], Iterator[Derived]]
-
-
-def cut(*readings: Reading) -> str:
-    """Return the doubt that comes with readings that may have been cut."""
-    return "; ".join(
-        f"line {r.line_number} ends in {r.text}, which may have been cut"
-        for r in readings
-        if r.extended
-    )
 
 
 def _tokens_from_blocks(target: Reading, run: Run) -> Iterator[Derived]:
@@ -138,14 +46,12 @@ def _tokens_from_blocks(target: Reading, run: Run) -> Iterator[Derived]:
             )
 
 
-def _same_tokens(target: Reading, run: Run) -> Iterator[Derived]:
+def _stated_twice(target: Reading, run: Run) -> Iterator[Derived]:
     """SGLang and TensorRT-LLM state the tokens twice."""
     if target.engine == "vllm":
         return  # several workers, each with its own
     for other in run.nearest("tokens", target):
-        yield Derived(
-            other.value, other.low, other.high, f"the same as line {other.line_number}", cut(other)
-        )
+        yield Derived(other.value, other.low, other.high, "stated twice", cut(other))
 
 
 def _concurrency(target: Reading, run: Run) -> Iterator[Derived]:
@@ -329,18 +235,6 @@ def _minus(a: Derived, b: Derived) -> Derived:
     )
 
 
-def _keys_and_values(target: Reading, run: Run) -> Iterator[Derived]:
-    """The cache is its keys and its values."""
-    for keys in run.same_line("k_size", target):
-        for values in run.same_line("v_size", target):
-            yield Derived(
-                keys.value * keys.scale + values.value * values.scale,
-                keys.low + values.low,
-                keys.high + values.high,
-                f"K {keys.text} + V {values.text}",
-            )
-
-
 #: The rules of each quantity; a reading is checked by every one that has what it needs.
 RULES: dict[str, tuple[Rule, ...]] = {
     "usable": (_usable,),
@@ -348,9 +242,8 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "suggested": (_suggested,),
     "suggested_bytes": (_suggested_bytes,),
     "needed": (_needed_from_capacity,),
-    "tokens": (_tokens_from_blocks, _same_tokens),
+    "tokens": (_tokens_from_blocks, _stated_twice),
     "cpu_blocks": (_cpu_blocks_from_gpu,),
     "max_concurrency": (_concurrency,),
     "estimated_max_model_len": (_estimated_length,),
-    "kv_size": (_keys_and_values,),
 }

@@ -10,7 +10,8 @@ Ignores: settings that an environment variable makes.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from servelab.logs.rules import BLOCK_SIZES, Run
+from servelab.logs.rules import BLOCK_SIZES
+from servelab.logs.run import Run
 from servelab.memory.formats import FORMATS
 from servelab.models import ModelSpec
 from servelab.models.parallel import rank

@@ -16,18 +16,19 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal
 
 from servelab.models.attention import Linear
 from servelab.models.errors import UnsupportedConfig
 from servelab.models.layers import Experts, LayerSpec
-from servelab.units import check_count, check_fields, check_flag, size_bytes
+from servelab.units import ReadOnly, check_count, check_fields, check_flag, size_bytes
 
 View = Literal["logical", "reserved"]
 
 
 @dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(ReadOnly):
     """A model's shape: its layers, its vocabulary, and what they weigh.
 
     Parameters: ``hidden_size`` width of the residual stream; ``vocab_size`` rows of the embedding
@@ -80,8 +81,8 @@ class ModelSpec:
         for layer in self.layers:
             if not isinstance(layer, LayerSpec):
                 raise TypeError(f"{self.name}: layers must be LayerSpec, got {layer!r}")
-        object.__setattr__(self, "unknown", dict(self.unknown))
-        object.__setattr__(self, "provenance", dict(self.provenance))
+        object.__setattr__(self, "unknown", MappingProxyType(dict(self.unknown)))
+        object.__setattr__(self, "provenance", MappingProxyType(dict(self.provenance)))
 
     @classmethod
     def from_config(
@@ -111,7 +112,7 @@ class ModelSpec:
         counts: dict[LayerSpec, int] = {}
         for layer in self.layers:
             counts[layer] = counts.get(layer, 0) + 1
-        return counts
+        return MappingProxyType(counts)
 
     def window(self, layer: LayerSpec) -> int | None:
         """Return the layer's window or chunk in tokens; None where no legal sequence ever fills it.
@@ -168,7 +169,7 @@ class ModelSpec:
             "other": self.extra_params,
         }
         rare = ("recurrent", "other")
-        return {k: v for k, v in parts.items() if v or k not in rare}
+        return MappingProxyType({k: v for k, v in parts.items() if v or k not in rare})
 
     @property
     def params_total(self) -> int:

@@ -1,0 +1,195 @@
+"""The numbers of a log: found behind any prefix, in colour, wrapped, between other lines.
+
+Models: a number as the interval that rounds to it, with where it stands and whether it is whole.
+
+Assumes: a number with its unit behind it is whole; one that ends its line may have been cut there.
+A line is wrapped at spaces, or by a terminal at its width, which is 40 columns or more.
+
+Ignores: numbers whose name has been cut off.
+"""
+
+import bisect
+import itertools
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from servelab.logs.quantities import QUANTITIES, UNITS, patterns
+
+#: What only these engines print, whether or not a number follows.
+_MARKS = re.compile(
+    r"vLLM API server version|Initializing an? (?:V\d )?LLM engine|VllmWorker"
+    r"|ServerArgs\(|KV Cache is allocated|\[TensorRT-LLM\]|\[TRT-LLM\]"
+    r"|llama_model_load|llm_load_print_meta|llama_new_context_with_model|llama_context:"
+)
+#: A tensor-parallel rank in a line's prefix: "(Worker_TP1 pid=7)", "[2026-01-01 TP1]".
+_RANK = re.compile(r"TP(\d{1,2})(?=[ \]_])")
+_START = re.compile(
+    r"vLLM API server version|Initializing an? (?:V\d )?LLM engine|ServerArgs\("
+    r"|llama_model_loader: loaded meta data|llama\.cpp: loading model|TensorRT-LLM version"
+)
+# The escape character is lost when a log is pasted; the rest of the code stays.
+_COLOUR = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]?)?|\[\d{1,3}(?:;\d{1,3})*m|\r(?=\n)")
+_NARROWEST_TERMINAL = 40
+
+
+class Reading(NamedTuple):
+    """One number of a log.
+
+    Fields: ``engine`` whose line it is ("" for a setting); ``quantity``; ``unit`` as meant;
+    ``value`` as printed, in that unit; ``low``, ``high`` what may have been rounded to it, in bytes
+    for a size; ``word`` of a format; ``position`` in the text; ``may_be_cut`` whether it ends its
+    line without a unit; ``across_lines`` whether it was read over a line's end; ``extended``
+    whether low and high already allow for a cut.
+    """
+
+    engine: str
+    quantity: str
+    unit: str
+    value: float
+    low: float
+    high: float
+    word: str = ""
+    position: int = 0
+    line_number: int = 0
+    line: str = ""
+    may_be_cut: bool = False
+    across_lines: bool = False
+    extended: bool = False
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Return line and column, by which readings are ordered."""
+        return self.line_number, self.position
+
+    @property
+    def text(self) -> str:
+        """Return the number with its unit."""
+        number = self.word or f"{self.value:,}"
+        return f"{number}{self.unit}" if self.unit in ("x", "%", "") else f"{number} {self.unit}"
+
+    @property
+    def scale(self) -> int:
+        """Return the bytes of one unit of a size, 1 for all else."""
+        return UNITS[self.unit][1] if self.unit in UNITS else 1
+
+    def extensions(self) -> Iterator["Reading"]:
+        """Yield what the number may have been before its line was cut: up to six more digits."""
+        if not self.may_be_cut or self.extended or self.word:
+            return
+        written = f"{self.value:.15g}"
+        if "." in written:
+            step = 10.0 ** -len(written.partition(".")[2])
+            yield self._replace(low=self.value, high=self.value + step, extended=True)
+            return
+        for digits in range(7):  # no digit more, but a fraction: for what is not a count
+            low = self.value * 10**digits
+            yield self._replace(low=low, high=low + 10**digits, extended=True)
+
+
+class UnknownEngine(ValueError):
+    """The text has no line of an engine whose start-up log is understood."""
+
+
+class _Text:
+    """Numbered lines as one string; a line that a terminal broke runs on into the next."""
+
+    def __init__(self, lines: list[tuple[int, str]], broken: frozenset[int] = frozenset()) -> None:
+        self.lines = lines
+        pieces = [line if number in broken else line + "\n" for number, line in lines]
+        self.joined = "".join(pieces)
+        self._starts = list(itertools.accumulate(map(len, pieces), initial=0))
+
+    def place(self, position: int) -> tuple[int, int]:
+        """Return the index of the line in ``lines`` and the column of a position."""
+        index = bisect.bisect_right(self._starts, position, hi=len(self.lines)) - 1
+        return index, position - self._starts[index]
+
+
+def read(text: str) -> tuple[list[Reading], list[int], int]:
+    """Return the readings in order, the lines on which an engine starts, and the ranks seen.
+
+    Raises: ``UnknownEngine`` where no line is one of the four engines'.
+
+    >>> found, _, _ = read("GPU KV cache size: 2,042,016 tokens")
+    >>> found[0].engine, found[0].quantity, found[0].value
+    ('vllm', 'tokens', 2042016)
+    """
+    lines = list(enumerate(_COLOUR.sub("", text).split("\n"), start=1))
+    whole = _Text(lines)
+    readings = list(_scan(whole))
+    pieces, broken = _hard_wrapped(lines)
+    if pieces:
+        readings += [r for r in _scan(_Text(pieces, broken)) if r.across_lines]
+    if not any(r.engine for r in readings) and not _MARKS.search(whole.joined):
+        raise UnknownEngine(
+            "no start-up line of vLLM, SGLang, TensorRT-LLM or llama.cpp found; other engines' "
+            "logs are not understood"
+        )
+    # the same number seen both ways: the reading across the lines is the whole one
+    places = {(r.place, r.quantity): r for r in readings}
+    starts = [lines[whole.place(m.start())[0]][0] for m in _START.finditer(whole.joined)]
+    ranks = max((int(m[1]) + 1 for m in _RANK.finditer(whole.joined)), default=1)
+    return sorted(places.values(), key=lambda r: r.place), starts, ranks
+
+
+def _hard_wrapped(
+    lines: list[tuple[int, str]],
+) -> tuple[list[tuple[int, str]], frozenset[int]]:
+    """Return the lines that a terminal broke at its width with those they run on into.
+
+    Lines that are as long as the longest were broken there, unless they just happen to be.
+    """
+    width = max(len(line) for _, line in lines)
+    if width < _NARROWEST_TERMINAL:
+        return [], frozenset()
+    broken = frozenset(number for number, line in lines[:-1] if len(line) == width)
+    kept = sorted(broken | {number + 1 for number in broken})
+    return [lines[number - 1] for number in kept], broken
+
+
+def _scan(text: _Text) -> Iterator[Reading]:
+    """Yield the readings of every shape."""
+    joined = text.joined
+    for engine, names, pattern in patterns():
+        for match in pattern.finditer(joined):
+            first, _ = text.place(match.start())
+            last, _ = text.place(match.end() - 1)
+            if any(len(line) < _NARROWEST_TERMINAL for _, line in text.lines[first:last]):
+                continue  # the lines in between are too short to have been wrapped
+            for group, name in enumerate(names, start=1):
+                if match[group] is None:
+                    continue
+                index, column = text.place(match.start(group))
+                line_number, line = text.lines[index]
+                ends_line = QUANTITIES[name][0] != "size" and joined[match.end(group)] == "\n"
+                yield Reading(
+                    engine,
+                    name,
+                    *_number(name, match[group]),
+                    column,
+                    line_number,
+                    line,
+                    may_be_cut=ends_line,
+                    across_lines=first != last,
+                )
+
+
+@lru_cache(maxsize=4096)
+def _number(name: str, written: str) -> tuple[str, float, float, float, str]:
+    """Return unit, value, low and high end of what rounds to it (bytes for a size), and word."""
+    kind, unit, _ = QUANTITIES[name]
+    if kind == "word":
+        return "", 0, 0, 0, written
+    digits, label = written.replace(",", ""), ""
+    if kind == "size":
+        digits, label = re.fullmatch(r"([-\d.]+)\s*([A-Za-z]*)", digits).groups()  # type: ignore[union-attr]
+    decimals = len(digits.partition(".")[2])
+    value = float(digits) if decimals else int(digits)
+    scale = 1
+    if kind == "size":
+        unit, scale = UNITS[label or "bytes"]
+    rounded = kind != "count" and unit != "bytes"
+    half = 0.5 * 10.0**-decimals if rounded else 0
+    return unit or "", value, (value - half) * scale, (value + half) * scale, ""
