@@ -18,7 +18,8 @@ CLAIMS = (ROOT / "chapters/91_claims.md").read_text(encoding="utf-8")
 
 def public_modules() -> set[str]:
     found = {m.name for m in pkgutil.walk_packages(servelab.__path__, "servelab.")}
-    return {name for name in found if not any(part.startswith("_") for part in name.split("."))}
+    inside = ("servelab.cli", "servelab.models.reader", "servelab.logs.")  # reached through others
+    return {n for n in found if "._" not in n and not n.startswith(inside)}
 
 
 def test_the_api_page_shows_every_public_module():

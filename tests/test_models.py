@@ -257,7 +257,7 @@ REQUIRED = {
 #: Keys that only the weights depend on: without them the cache is known and nothing else.
 FOR_WEIGHTS = {
     "llama-3-8b": ["intermediate_size", "vocab_size"],
-    "opt-13b": ["ffn_dim", "max_position_embeddings", "vocab_size"],
+    "opt-13b": ["max_position_embeddings", "vocab_size"],
 }
 
 
