@@ -355,6 +355,61 @@ def test_time_is_the_sum_of_its_phases(run: Run) -> None:
     assert json.loads(run(f"{line} --output 1 --json")[1])["decode"] is None
 
 
+def test_the_terms_of_a_step_are_shown_with_their_division(run: Run) -> None:
+    out = run("time qwen3-8b --hw h100-sxm-80gb --batch 32")[1]
+    rows = {row[0]: row[1:] for row in (re.split("  +", line) for line in out.splitlines())}
+    assert rows["bound"] == ["470 ms", "6.20 ms", "1.58 s"]
+    assert rows["reading weights"] == ["4.60 ms", "4.52 ms", "1.15 s"]
+    assert "mean decode step, weights: 15.136 GB / 3.35 TB/s = 4.52 ms" in out
+    assert "mean decode step, arithmetic: 506 GFLOP / 989 TFLOP/s = 512 µs" in out
+
+
+def test_figures_without_a_source_carry_a_mark(run: Run) -> None:
+    assert not hardware.get("rtx-5090").verified("dense_flop_per_second.bf16")
+    marked = run("hardware rtx-5090")[1]
+    assert "210 TFLOP/s*" in marked
+    assert "* not read from a source" in marked
+    assert "*" not in run("hardware h100-sxm-80gb")[1]
+    rows = {line.split()[0]: line for line in run("hardware")[1].splitlines() if line.strip()}
+    assert ("*" in rows["rtx-5090"], "*" in rows["h100-sxm-80gb"]) == (True, False)
+
+
+def test_explain_tells_parameters_apart_and_where_each_value_was_read(
+    run: Run, tmp_path: Path
+) -> None:
+    case = next(case for case in CASES if case["id"].startswith("deepseek-ai/DeepSeek-R1"))
+    (tmp_path / "config.json").write_text(json.dumps(case["config"]))
+    out = run(f"explain {tmp_path}")[1]
+    rows = {row[0].strip(): row[-1] for row in (re.split("  +", x) for x in out.splitlines())}
+    assert rows["total"] == "671,026,419,200"
+    assert rows["of it active per token"] == "37,552,297,472"
+    assert rows["beside the text decoder"] == "11,610,068,224"
+    assert "61 layers x (512 + 64) x 2 B = 70,272 B per token" in out
+    assert "  kv_lora_rank = 512\n" in out
+    assert "not read: one latent per token stands for all heads" in out
+
+
+def test_several_kinds_of_growing_layers_are_added_up(run: Run, tmp_path: Path) -> None:
+    case = next(case for case in CASES if case["id"].startswith("MiniMaxAI/MiniMax-M3"))
+    (tmp_path / "config.json").write_text(json.dumps(case["config"]))
+    out = run(f"kv {tmp_path} --tokens 1K")[1]
+    assert "2 x 3 layers x 4 KV heads x 128 x 2 B = 6,144 B per token" in out
+    assert "together 137,472 B per token" in out
+
+
+def test_a_cache_without_known_weights_is_explained_and_not_priced(
+    run: Run, tmp_path: Path
+) -> None:
+    config = json.loads(QWEN.read_text(encoding="utf-8"))
+    del config["vocab_size"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert "Parameters: not known" in run(f"explain {tmp_path}")[1]
+    assert json.loads(run(f"kv {tmp_path} --json")[1])["kv_bytes_per_token"] == 147_456
+    code, _, err = run(f"fit {tmp_path} --hw l4")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "vocab_size: is missing" in err
+
+
 def test_weights_that_are_published_quantised_are_read_so(run: Run, tmp_path: Path) -> None:
     config = json.loads(QWEN.read_text(encoding="utf-8"))
     config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 128}
@@ -380,9 +435,10 @@ def test_a_log_is_recomputed_from_itself_and_from_the_model(run: Run) -> None:
         *("line_number", "line", "quantity", "unit", "reported", "recomputed", "agrees", "why"),
         "interval",
     }
-    text = run("explain-log -", stdin=b"\x1b[32m" + LOG.encode())[1]
+    text = run("explain-log -", stdin=b"\x1b[32m" + LOG.replace("INFO", "IN\x07FO").encode())[1]
     assert "does not follow, recomputed 9.5074" in text
     assert "\x1b" not in text
+    assert "\x07" not in text
 
 
 # --- where a model comes from -------------------------------------------------------------------
@@ -396,6 +452,12 @@ def test_file_folder_stdin_and_bundled_name_agree(run: Run, tmp_path: Path) -> N
         assert code == 0, err
         answers.append({k: v for k, v in json.loads(out).items() if k != "model"})
     assert all(one == answers[0] for one in answers)
+
+
+def test_what_is_wrong_with_stdin_is_said_of_stdin(run: Run) -> None:
+    code, out, err = run("kv -", stdin=b"{]")
+    assert (code, out) == (2, "")
+    assert "config.json: standard input is not JSON" in err
 
 
 def test_spellings_of_vllm_mean_the_same(run: Run) -> None:
@@ -438,6 +500,10 @@ BAD: dict[str, tuple[str, str]] = {  # line, what the message must say
     "too many stages": ("kv qwen3-8b --pp 37", "36 layers, too few for 37"),
     "unknown format": ("kv qwen3-8b --kv-dtype fp6", "unknown .* 'fp6'; near: .*fp8"),
     "format that does not fit": ("kv qwen3-8b --kv-dtype fp8_ds_mla", "fp8_ds_mla stores latents"),
+    "control signs in a folder": (
+        "kv '{tmp}/odd\nname\x1b[2J'",
+        "the folder .*odd name .2J holds no",
+    ),
     "control signs": ("kv 'a\x1b[31mb\nc'", "no bundled model"),
     "share above one": ("fit qwen3-8b --hw l4 --util 90", "at most 1, got '90'"),
     "size without unit": ("fit qwen3-8b --hw l4 --reserve 5", "cannot read '5' as a size"),
@@ -463,6 +529,7 @@ BAD: dict[str, tuple[str, str]] = {  # line, what the message must say
 def folder(tmp_path: Path) -> Path:
     """A folder of files that are no configuration."""
     (tmp_path / "weights.bin").write_bytes(b"GGUF\0\0\0\1" * 100)
+    (tmp_path / "odd\nname\x1b[2J").mkdir()
     (tmp_path / "empty.json").write_text("\n")
     (tmp_path / "notes.txt").write_text("the model is large\n")
     (tmp_path / "models.json").write_text("[1, 2]")

@@ -122,7 +122,6 @@ def _where_to_look(error: click.UsageError) -> str:
 def _refuse(message: str) -> int:
     """Print one line to stderr; return the exit code of bad input."""
     line = "".join(c if c.isprintable() else " " for c in message)
-    line = " ".join(line.split())
     if len(line) > _LONGEST_MESSAGE:
         line = line[:_LONGEST_MESSAGE].rsplit(" ", 1)[0] + " ..."
     click.echo(f"servelab: {line}", err=True)
