@@ -22,8 +22,8 @@ from servelab.units import format_bytes, size_bytes
 
 def _keys_and_values(target: Reading, run: Run) -> Iterator[Derived]:
     """The cache is its keys and its values."""
-    for keys in run.same_line("k_size", target):
-        for values in run.same_line("v_size", target):
+    for keys in run.same_statement("k_size", target):
+        for values in run.same_statement("v_size", target):
             yield Derived(
                 keys.value * keys.scale + values.value * values.scale,
                 keys.low + values.low,
@@ -43,7 +43,7 @@ def _allocated(target: Reading, run: Run) -> Iterator[Derived]:
         page = setup.block_size if run.setting("block_size") else 1
         extra = (page, 64, 0) if target.engine == "sglang" else (0,)
         for per_token, what in _token_sizes(run.spec, setup, target):
-            for tokens in run.same_line("tokens", target) or run.nearest("tokens", target):
+            for tokens in run.same_statement("tokens", target) or run.nearest("tokens", target):
                 for more in dict.fromkeys(extra):
                     size = (tokens.value + more) * per_token
                     why = f"{tokens.text} x {format_bytes(per_token)}{what}"
@@ -81,7 +81,7 @@ def _cells(target: Reading, run: Run) -> Iterator[Derived]:
     cached = [layer for layer in layers if layer.attention and layer.kv_elements_per_token]
     full = [layer for layer in cached if layer.attention and layer.attention.window is None]
     sliding = [layer for layer in cached if layer not in full]
-    counted = run.same_line("layers", target)
+    counted = run.same_statement("layers", target)
     for group in (cached, full, sliding):
         if counted and len(group) != counted[0].value:
             continue
@@ -102,7 +102,7 @@ def _described_cells(target: Reading, run: Run) -> Iterator[Derived]:
         widths = [run.nearest("width", target)] * len(part)
     for numbers in itertools.product(*widths):
         per_layer = int(sum(width.value for width in numbers))
-        for layers in run.same_line("layers", target) or run.nearest("layers", target):
+        for layers in run.same_statement("layers", target) or run.nearest("layers", target):
             for word, name in _formats(target, run):
                 per_cell = int(layers.value) * _row_bytes(per_layer, name)
                 what = f"{layers.text} x {per_layer:,} numbers in {word}"
@@ -117,7 +117,7 @@ def _times(cells: Reading, per_cell: int, why: str, doubt: str) -> Derived:
 
 def _cells_of(target: Reading, run: Run) -> list[Reading]:
     """Return the cells that a size is of: its own line's, else the context's."""
-    return run.same_line("cells", target) or run.nearest("context", target)
+    return run.same_statement("cells", target) or run.nearest("context", target)
 
 
 def _formats(target: Reading, run: Run) -> list[tuple[str, str]]:
@@ -125,7 +125,7 @@ def _formats(target: Reading, run: Run) -> list[tuple[str, str]]:
     names = {"k_size": ["k_dtype"], "v_size": ["v_dtype"]}
     both = ["k_dtype", "v_dtype"]
     words = {
-        r.word for n in names.get(target.quantity, both) for r in run.same_line(n, target)
+        r.word for n in names.get(target.quantity, both) for r in run.same_statement(n, target)
     } or {"f16", "f32"}
     if len(words) > 1 and words != {"f16", "f32"}:
         return []  # each is checked by itself

@@ -16,6 +16,7 @@ from servelab.logs.quantities import QUANTITIES
 from servelab.logs.readings import Reading, read
 from servelab.logs.rules import RULES
 from servelab.logs.run import Derived, Rule, Run
+from servelab.logs.setups import cut_setting
 from servelab.models import ModelSpec
 
 # An engine measures and loads first, and counts then: whatever is measured again is a new start.
@@ -126,16 +127,25 @@ def _runs(
 
 
 def _checks(reading: Reading, run: Run) -> Iterator[LogCheck]:
-    tables = [RULES, ALLOCATED_RULES]
-    tables += [MODEL_RULES, ALLOCATED_MODEL_RULES] if run.spec is not None else []
-    rules = [rule for table in tables for rule in table.get(reading.quantity, ())]
-    found = [check for rule in rules if (check := _check(reading, rule, run)) is not None]
+    checks = [
+        _check(reading, rule, run)
+        for table in (RULES, ALLOCATED_RULES)
+        for rule in table.get(reading.quantity, ())
+    ]
+    if run.spec is not None:
+        unsure = cut_setting(run)
+        checks += [
+            _check(reading, rule, run, unsure)
+            for table in (MODEL_RULES, ALLOCATED_MODEL_RULES)
+            for rule in table.get(reading.quantity, ())
+        ]
+    found = [check for check in checks if check is not None]
     yield from found
     if not found:
         yield _log_check(reading, None, None, "nothing to recompute it from")
 
 
-def _check(reading: Reading, rule: Rule, run: Run) -> LogCheck | None:
+def _check(reading: Reading, rule: Rule, run: Run, unsure: str = "") -> LogCheck | None:
     """Return a rule's verdict: by the first way in which the number follows, else by the first."""
     first: Derived | None = None
     open_question: tuple[Derived, str] | None = None
@@ -152,6 +162,8 @@ def _check(reading: Reading, rule: Rule, run: Run) -> LogCheck | None:
     if open_question is not None:
         derived, doubt = open_question
         return _log_check(reading, derived, None, f"{derived.why}: left open, {doubt}")
+    if unsure:
+        return _log_check(reading, first, None, f"{first.why}: left open, {unsure}")
     hint = _HINTS.get(reading.quantity)
     why = f"does not follow from {first.why}" + (f": {hint}" if hint else "")
     return _log_check(reading, first, False, why)
