@@ -89,7 +89,8 @@ def _cells(target: Reading, run: Run) -> Iterator[Derived]:
             per_cell = sum(_part(layer, name, target.quantity) for layer in group)
             what = f"{format_bytes(per_cell)} of {len(group)} layers in {word}"
             for cells in _cells_of(target, run):
-                yield _times(cells, per_cell, f"{cells.text} x {what}", cut(cells))
+                ends = (cells.value * per_cell, cells.low * per_cell, cells.high * per_cell)
+                yield Derived(*ends, f"{cells.text} x {what}", cut(cells))
 
 
 def _described_cells(target: Reading, run: Run) -> Iterator[Derived]:
@@ -101,18 +102,20 @@ def _described_cells(target: Reading, run: Run) -> Iterator[Derived]:
     if not all(widths):  # before grouped-query attention: as wide as the model
         widths = [run.nearest("width", target)] * len(part)
     for numbers in itertools.product(*widths):
-        per_layer = int(sum(width.value for width in numbers))
         for layers in run.same_statement("layers", target) or run.nearest("layers", target):
             for word, name in _formats(target, run):
-                per_cell = int(layers.value) * _row_bytes(per_layer, name)
-                what = f"{layers.text} x {per_layer:,} numbers in {word}"
+                low, middle, high = (
+                    int(getattr(layers, end))
+                    * _row_bytes(sum(int(getattr(n, end)) for n in numbers), name)
+                    for end in ("low", "value", "high")
+                )
+                what = f"{layers.text} x {sum(n.value for n in numbers):,} numbers in {word}"
                 for cells in _cells_of(target, run):
                     doubt = cut(cells, layers, *numbers)
-                    yield _times(cells, per_cell, f"{cells.text} x {what}", doubt)
-
-
-def _times(cells: Reading, per_cell: int, why: str, doubt: str) -> Derived:
-    return Derived(cells.value * per_cell, cells.low * per_cell, cells.high * per_cell, why, doubt)
+                    why = f"{cells.text} x {what}"
+                    yield Derived(
+                        cells.value * middle, cells.low * low, cells.high * high, why, doubt
+                    )
 
 
 def _cells_of(target: Reading, run: Run) -> list[Reading]:

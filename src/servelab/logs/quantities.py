@@ -174,6 +174,7 @@ SHAPES: tuple[tuple[str, str], ...] = (
     ("", rf"pipeline[-_]parallel[-_]size{_SETTING}{{pp}}"),
     ("", rf"decode[-_]context[-_]parallel[-_]size{_SETTING}{{dcp}}"),
     ("", r"tp_size={tp}"),
+    ("", r"-tp(?:-size)?[= ]{tp}"),
     ("", r"pp_size={pp}"),
     ("", rf"kv[-_]cache[-_]dtype{_SETTING}(?:torch\.)?{{kv_dtype}}"),
     ("", rf"block[-_]size{_SETTING}{{block_size}}"),
