@@ -378,6 +378,15 @@ def test_a_number_that_was_changed_does_not_follow(
     assert (quantity in {c.quantity for c in found if c.agrees is False}) == bool(quantity)
 
 
+def test_another_model_does_not_follow() -> None:
+    found = explain_log(sample("vllm-v0-refusal"), models.get("qwen3-8b"))
+    assert {"gpu_blocks", "cpu_blocks", "tokens"} <= {
+        c.quantity for c in found if c.agrees is False
+    }
+    # what the log says of itself still follows
+    assert [c.agrees for c in found if c.quantity in ("available", "max_concurrency")] == [True] * 2
+
+
 def test_lines_and_units() -> None:
     found = {c.quantity: c for c in explain_log(sample("sglang-tp4"), SAMPLES["sglang-tp4"])}
     size = found["v_size"]

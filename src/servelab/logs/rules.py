@@ -12,7 +12,7 @@ Ignores: the model (`servelab.logs.model_rules`); bytes of what is allocated
 from collections.abc import Iterator
 
 from servelab.logs.readings import Reading
-from servelab.logs.run import Derived, Rule, Run, cut, uniform
+from servelab.logs.run import Derived, Rule, Run, cut, proportional
 from servelab.memory import VLLM_MARGIN_BYTES
 from servelab.units import GiB
 
@@ -56,8 +56,8 @@ def _stated_twice(target: Reading, run: Run) -> Iterator[Derived]:
 
 def _concurrency(target: Reading, run: Run) -> Iterator[Derived]:
     """Concurrency is tokens over the longest request; V1 counts that request in whole blocks."""
-    if run.spec is not None and not uniform(run.spec):
-        return  # windows and states are counted by group: the model's own rule has it
+    if not proportional(run):
+        return
     stated = run.setting("block_size")
     size = stated.value if stated and not stated.may_be_cut else BLOCK_SIZES[0]
     for source in (*run.nearest("tokens", target), *run.nearest("gpu_blocks", target)):
@@ -80,6 +80,8 @@ def _concurrency(target: Reading, run: Run) -> Iterator[Derived]:
 
 def _estimated_length(target: Reading, run: Run) -> Iterator[Derived]:
     """The longest length is the asked one, shrunk as available is to needed, in whole blocks."""
+    if not proportional(run):
+        return
     for needed in run.nearest("needed", target):
         for length in run.nearest("max_model_len", target):
             for available in run.nearest("available", target):
@@ -100,6 +102,8 @@ def _estimated_length(target: Reading, run: Run) -> Iterator[Derived]:
 
 def _needed_from_capacity(target: Reading, run: Run) -> Iterator[Derived]:
     """What one request needs is its share of the cache."""
+    if not proportional(run):
+        return
     for tokens in run.nearest("tokens", target):
         for length in run.nearest("max_model_len", target):
             for available in run.nearest("available", target):

@@ -98,3 +98,11 @@ Rule = Callable[[Reading, Run], Iterator[Derived]]
 def cut(*readings: Reading) -> str:
     """Return the doubt that comes with readings that may have been cut."""
     return "; ".join(f"{r.text} ends its line and may be cut" for r in readings if r.extended)
+
+
+def proportional(run: Run) -> bool:
+    """Return whether a request's need grows with its length alone, as far as is known.
+
+    Windows and states are counted by group: then `servelab.logs.model_rules` has the rule.
+    """
+    return run.spec is None or uniform(run.spec)
