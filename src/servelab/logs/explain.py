@@ -39,7 +39,10 @@ _HINTS = {
     "estimated_max_model_len": _NOT_IN_PROPORTION,
     "needed": _NOT_IN_PROPORTION,
 }
-_SMALLEST_RANK = "every rank gets the blocks of the one with the least memory, which may be another"
+_SMALLEST_RANK = (
+    "every rank gets the blocks of the one with the least memory, which the log may not show; or "
+    "the model is another"
+)
 _MODEL_HINTS = {
     "tokens": _SMALLEST_RANK,
     "gpu_blocks": _SMALLEST_RANK,
@@ -179,8 +182,7 @@ def _check(reading: Reading, ways: Iterator[Derived], hint: str, unsure: str) ->
     if left_open is not None:
         way, doubt = left_open
         return _log_check(reading, way, None, f"{way.why}: left open, {doubt}")
-    why = f"does not follow from {first.why}" + (f": {hint}" if hint else "")
-    return _log_check(reading, first, False, why)
+    return _log_check(reading, first, False, f"{first.why}: {hint}" if hint else first.why)
 
 
 def _overlap(reading: Reading, derived: Derived) -> bool:
