@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
+import re
+import textwrap
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from servelab.logs import LogCheck, explain_log
+from servelab import memory, models
+from servelab.logs import LogCheck, UnknownEngine, explain_log
 from servelab.models import Attention, Indexer, LatentAttention, LayerSpec, ModelSpec
 
 Case = dict[str, Any]
@@ -117,8 +123,8 @@ def vllm_log(case: Case) -> str:
     if "needed_GiB" in told:
         lines.append(
             "ValueError: To serve at least one request with the models's max seq len "
-            f"({case['max_model_len']}), ({told['needed_GiB']:.2f} GiB KV cache is needed, which is "
-            f"larger than the available KV cache memory ({told['available_GiB']} GiB)."
+            f"({case['max_model_len']}), ({told['needed_GiB']:.2f} GiB KV cache is needed, which "
+            f"is larger than the available KV cache memory ({told['available_GiB']} GiB)."
         )
     say("estimated_max_model_len", "Based on it, the estimated maximum model length is {}. Try")
     return "\n".join(lines)
@@ -163,8 +169,8 @@ def ascend_log(case: Case) -> str:
         f"Free memory on device ({told['free_at_start_GiB']}/{told['total_GiB']} GiB) on startup. "
         f"Desired GPU memory utilization is (0.9, {told['requested_GiB']} GiB). Actual usage is "
         f"{told['weights_GiB']} GiB for weight, {told['activation_peak_GiB']} GiB for peak "
-        f"activation, {told['non_torch_GiB']} GiB for non-torch memory, and {told['graph_GiB']} GiB "
-        "for CUDAGraph memory. Replace gpu_memory_utilization config with "
+        f"activation, {told['non_torch_GiB']} GiB for non-torch memory, and {told['graph_GiB']} "
+        "GiB for CUDAGraph memory. Replace gpu_memory_utilization config with "
         f"`--kv-cache-memory={told['suggested_kv_cache_memory_bytes']}` (53.46 GiB) to fit into "
         "requested memory"
     )
@@ -283,3 +289,279 @@ def test_record(name: str, number: int) -> None:
     found = [c for c in explain_log(log, spec_of(case)) if is_meant(c, case, check)]
     assert found, f"no check recomputes {check}:\n{log}\n{explain_log(log, spec_of(case))}"
     assert {c.agrees for c in found} == {check["ok"]}, found
+
+
+# --- sample logs --------------------------------------------------------------------------------
+
+
+def dense(layers: int, kv_heads: int, head_dim: int) -> ModelSpec:
+    unknown = {"hidden_size": "only the cache is meant"}
+    layer = LayerSpec(Attention(8 * kv_heads, kv_heads, head_dim), None, 0)
+    return ModelSpec("dense", 1, 1, (layer,) * layers, True, 1, unknown=unknown)
+
+
+SAMPLES: dict[str, ModelSpec | None] = {
+    "vllm-v0-refusal": models.get("llama-3-8b"),
+    "vllm-v0-two-ranks": dense(48, 8, 128),
+    "vllm-v1-refusal": dense(48, 4, 128),
+    "vllm-v1-hybrid": None,
+    "aphrodite-column": dense(40, 8, 128),
+    "sglang-tp4": dense(94, 4, 128),
+    "tensorrt-llm": dense(32, 32, 128),
+    "llama-cpp-older": dense(60, 52, 128),
+    "llama-cpp-newer": dense(28, 8, 128),
+    "ik-llama-latent": spec_of(CASES["ik-llama-259-r1-q8kv"]),
+}
+
+
+def sample(name: str) -> str:
+    return (LOGS / f"{name}.log").read_text(encoding="utf-8")
+
+
+def verdicts(text: str, spec: ModelSpec | None) -> dict[tuple[str, float], set[bool | None]]:
+    found: dict[tuple[str, float], set[bool | None]] = {}
+    for check in explain_log(text, spec):
+        found.setdefault((check.quantity, check.reported), set()).add(check.agrees)
+    return found
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("known", [False, True], ids=["log alone", "with the model"])
+def test_sample(name: str, known: bool) -> None:
+    """All follows, but for the one log in which a rank does not show its memory."""
+    found = verdicts(sample(name), SAMPLES[name] if known else None)
+    wrong = [number for number, verdict in found.items() if False in verdict]
+    expected = [("tokens", 81536)] if name == "vllm-v0-two-ranks" and known else []
+    assert wrong == expected
+    agreeing = sum(True in verdict for verdict in found.values())
+    assert agreeing >= (1 if known and not expected else 0)
+
+
+def test_every_sample_has_a_source() -> None:
+    readme = (LOGS / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w-]+)\.log`", readme))
+    assert named == set(SAMPLES) == {path.stem for path in LOGS.glob("*.log")}
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "quantity"),
+    [
+        ("vllm-v0-refusal", "kv_cache_size=2.89", "kv_cache_size=3.89", "available"),
+        ("vllm-v0-refusal", "0.82x", "0.91x", "max_concurrency"),
+        ("vllm-v0-refusal", "CPU blocks: 2048", "CPU blocks: 4096", "cpu_blocks"),
+        ("vllm-v0-refusal", "(23648)", "(23664)", "tokens"),
+        ("vllm-v0-refusal", "GPU blocks: 1478", "GPU blocks: 1578", "gpu_blocks"),
+        ("vllm-v0-refusal", "took 14.9888 GB", "took 4.9888 GB", "weights"),
+        ("vllm-v1-refusal", "is 34736", "is 35000", "estimated_max_model_len"),
+        ("vllm-v1-refusal", "(24.0 GiB", "(22.0 GiB", "needed"),
+        ("vllm-v1-hybrid", "26.29x", "27.29x", "max_concurrency"),
+        ("aphrodite-column", "breakdown", "breakdown", ""),
+        ("aphrodite-column", "Model weights: 23.87", "Model weights: 22.87", "available"),
+        ("aphrodite-column", "8192 tokens: 1.25", "8192 tokens: 1.35", "needed"),
+        ("sglang-tp4", "V size: 8.23", "V size: 16.46", "v_size"),
+        ("sglang-tp4", "num_tokens=367404", "num_tokens=367405", "tokens"),
+        ("tensorrt-llm", "primary pool: 631", "primary pool: 630", "gpu_blocks"),
+        ("tensorrt-llm", "(40384)", "(40320)", "tokens"),
+        ("tensorrt-llm", "19.72 GiB", "21.17 GiB", "kv_size"),
+        ("llama-cpp-older", "1560.00", "1500.00", "kv_size"),
+        ("llama-cpp-newer", "K (f16):  448.00", "K (f16):  224.00", "k_size"),
+        ("llama-cpp-newer", "size =  896.00", "size =  448.00", "kv_size"),
+        ("ik-llama-latent", "KV self size  = 1166.62", "KV self size  = 2196.00", "kv_size"),
+    ],
+)
+def test_a_number_that_was_changed_does_not_follow(
+    name: str, old: str, new: str, quantity: str
+) -> None:
+    text = sample(name)
+    assert old in text
+    found = explain_log(text.replace(old, new), SAMPLES[name])
+    assert (quantity in {c.quantity for c in found if c.agrees is False}) == bool(quantity)
+
+
+def test_another_model_does_not_follow() -> None:
+    found = explain_log(sample("vllm-v0-refusal"), models.get("qwen3-8b"))
+    assert {"gpu_blocks", "cpu_blocks", "tokens"} <= {
+        c.quantity for c in found if c.agrees is False
+    }
+    # what the log says of itself still follows
+    assert [c.agrees for c in found if c.quantity in ("available", "max_concurrency")] == [True] * 2
+
+
+def test_lines_and_units() -> None:
+    found = {c.quantity: c for c in explain_log(sample("sglang-tp4"), SAMPLES["sglang-tp4"])}
+    size = found["v_size"]
+    assert (size.line_number, size.unit, size.reported) == (3, "GiB", 8.23)
+    assert size.line == sample("sglang-tp4").splitlines()[2]
+    older = {c.quantity: c for c in explain_log(sample("llama-cpp-older"))}
+    assert (older["kv_size"].unit, older["kv_size"].recomputed) == ("MiB", 1560)
+
+
+def test_the_smallest_of_several_workers_decides() -> None:
+    workers = "".join(
+        f"(Worker_TP{i} pid=7) INFO Available KV cache memory: {size} GiB\n"
+        for i, size in enumerate((8.69, 7.46, 8.02))
+    )
+    text = f"tensor_parallel_size=2, seed=0\n{workers}GPU KV cache size: 81,488 tokens\n"
+    assert verdicts(text, dense(48, 8, 128))["tokens", 81488] == {True}
+
+
+@pytest.mark.parametrize("tp", [2, 8])
+def test_ranks_that_the_log_does_not_state_leave_the_verdict_open(tp: int) -> None:
+    text = f"Available KV cache memory: 8.00 GiB\nGPU KV cache size: {87376 * tp // 2:,} tokens"
+    [check] = [c for c in explain_log(text, dense(48, 8, 128)) if c.quantity == "tokens"]
+    assert check.agrees is None
+    assert f"tp {tp}" in check.why
+    [check] = [
+        c
+        for c in explain_log(f"tensor_parallel_size={tp}, seed=0\n" + text, dense(48, 8, 128))
+        if c.quantity == "tokens"
+    ]
+    assert check.agrees is True
+
+
+def test_windows_are_counted_in_groups() -> None:
+    """Sliding layers make concurrency differ from tokens over length; the model explains it."""
+    sliding = LayerSpec(Attention(8, 4, 128, window=1024), None, 0)
+    full = LayerSpec(Attention(8, 4, 128), None, 0)
+    unknown = {"hidden_size": "only the cache is meant"}
+    layers = ((sliding,) * 5 + (full,)) * 4
+    spec = ModelSpec("windows", 1, 1, layers, True, 1, 131072, unknown=unknown)
+    fits = memory.capacity(spec, 10 * 2**30, 32768, engine="vllm", max_num_batched_tokens=2048)
+    text = (
+        "max_num_batched_tokens=2048, seed=0\nAvailable KV cache memory: 10.00 GiB\n"
+        f"GPU KV cache size: {fits.tokens:,} tokens\n"
+        f"Maximum concurrency for 32,768 tokens per request: {fits.max_concurrency:.2f}x\n"
+    )
+    assert False in {c.agrees for c in explain_log(text)}
+    assert {c.agrees for c in explain_log(text, spec)} == {True, None}
+
+
+# --- whatever stands around the numbers ---------------------------------------------------------
+
+NOISE = (
+    "Loading safetensors checkpoint shards:  75% Completed | 3/4 [00:02<00:00,  1.18it/s]",
+    "WARNING 01-01 00:00:00 [config.py:1] 8192 tokens, 16.00 GiB, 1.5x: nothing in particular",
+    "Traceback (most recent call last):",
+    "| 0   N/A  N/A      1234      C   python3                  22518MiB |",
+    "https://example.org/?block=16&tokens=2048",
+    "",
+)
+PREFIXES = (
+    "",
+    "2026-01-01T00:00:00.000000Z stdout F ",
+    "(EngineCore_DP0 pid=77) ",
+    "vllm-1  | ",
+    "\x1b[36m(RayWorkerWrapper pid=8, ip=10.0.0.2)\x1b[0m ",
+    "[1;36m(Worker_TP0 pid=9)[0;0m ",
+    "> ",
+    "\t",
+)
+LOG_NAMES = st.sampled_from(sorted(SAMPLES))
+
+
+def assert_nothing_contradicts(name: str, changed: str) -> None:
+    """A changed text may say less than the sample, but it never says that a number is wrong."""
+    for spec in (None, SAMPLES[name]):
+        before = verdicts(sample(name), spec)
+        try:
+            after = verdicts(changed, spec)
+        except UnknownEngine:
+            continue
+        for number, found in after.items():
+            assert False not in found or False in before.get(number, ()), (number, changed)
+
+
+@given(name=LOG_NAMES, where=st.floats(0, 1), side=st.booleans())
+@example(name="vllm-v0-refusal", where=0.999, side=True)
+def test_cut_anywhere(name: str, where: float, side: bool) -> None:
+    text = sample(name)
+    at = int(where * len(text))
+    assert_nothing_contradicts(name, text[:at] if side else text[at:])
+
+
+@given(name=LOG_NAMES, data=st.data())
+def test_lines_cut(name: str, data: st.DataObject) -> None:
+    lines = sample(name).split("\n")
+    for index in data.draw(st.sets(st.integers(0, len(lines) - 1), max_size=4)):
+        lines[index] = lines[index][: data.draw(st.integers(0, len(lines[index])))]
+    assert_nothing_contradicts(name, "\n".join(lines))
+
+
+@given(name=LOG_NAMES, seed=st.integers(0, 2**32), end=st.sampled_from(["\n", "\r\n"]))
+def test_prefixes_noise_and_colours(name: str, seed: int, end: str) -> None:
+    """Nothing is lost: the same numbers with the same verdicts."""
+    chance = random.Random(seed)
+    lines = []
+    for line in sample(name).split("\n"):
+        lines += chance.choices(NOISE, k=chance.randrange(3))
+        words = [
+            f"\x1b[{chance.choice(['0', '1;32', '38;5;9'])}m{word}"
+            if chance.random() < 0.2
+            else word
+            for word in line.split(" ")
+        ]
+        lines.append(chance.choice(PREFIXES) + " ".join(words) if line else line)
+    assert verdicts(end.join(lines), SAMPLES[name]) == verdicts(sample(name), SAMPLES[name])
+
+
+@given(name=LOG_NAMES, width=st.integers(40, 200), hard=st.booleans())
+def test_wrapped(name: str, width: int, hard: bool) -> None:
+    lines = []
+    for line in sample(name).split("\n"):
+        if hard:
+            lines += [line[i : i + width] for i in range(0, len(line), width)] or [""]
+        else:
+            lines += textwrap.wrap(line, width, break_long_words=False) or [""]
+    assert_nothing_contradicts(name, "\n".join(lines))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_terminal_that_wraps_loses_no_verdict(name: str) -> None:
+    lines = [line[i : i + 80] for line in sample(name).split("\n") for i in range(0, len(line), 80)]
+    spec = SAMPLES[name]
+    assert verdicts("\n".join(lines), spec) == verdicts(sample(name), spec)
+
+
+@given(st.text(alphabet="0123456789.,:=()#-% \n\r\t\x1b[mGiBMx²٣"))
+def test_any_text(text: str) -> None:
+    """Whatever is pasted is read, or refused by name."""
+    try:
+        found = explain_log("# GPU blocks: " + text)
+    except UnknownEngine:
+        return
+    assert all(1 <= c.line_number <= text.count("\n") + 1 for c in found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hello",
+        "INFO text_generation_launcher: Setting max batch total tokens to 442784",
+        "[BlockManager] block_size = 2 MB, max_block_count = 1044",
+        "[mlc] Estimated total single GPU memory usage: 6044.371 MB (Parameters: 4308.133 MB)",
+    ],
+)
+def test_unknown_engine(text: str) -> None:
+    with pytest.raises(UnknownEngine, match="other engines"):
+        explain_log(text)
+
+
+@pytest.mark.parametrize("filler", ["Maximum ", "blocks: 1, " + " " * 90, "1", " ", "Free memory "])
+def test_megabytes_that_could_be_slow(filler: str) -> None:
+    """What makes a pattern try again and again is read through all the same."""
+    text = sample("vllm-v0-refusal")
+    found = explain_log(text + filler * (1_000_000 // len(filler)))
+    assert [(c.quantity, c.agrees) for c in found] == [
+        (c.quantity, c.agrees) for c in explain_log(text)
+    ]
+
+
+def test_an_engine_that_restarts_is_explained_each_time() -> None:
+    text = sample("vllm-v0-refusal")
+    once = explain_log(text)
+    lines = text.count("\n")
+    assert [
+        (c.line_number - 99 * lines, c.reported, c.agrees, c.why)
+        for c in explain_log(100 * text)[-len(once) :]
+    ] == [(c.line_number, c.reported, c.agrees, c.why) for c in once]

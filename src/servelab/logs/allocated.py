@@ -22,8 +22,8 @@ from servelab.units import format_bytes, size_bytes
 
 def _keys_and_values(target: Reading, run: Run) -> Iterator[Derived]:
     """The cache is its keys and its values."""
-    for keys in run.same_line("k_size", target):
-        for values in run.same_line("v_size", target):
+    for keys in run.same_statement("k_size", target):
+        for values in run.same_statement("v_size", target):
             yield Derived(
                 keys.value * keys.scale + values.value * values.scale,
                 keys.low + values.low,
@@ -43,7 +43,7 @@ def _allocated(target: Reading, run: Run) -> Iterator[Derived]:
         page = setup.block_size if run.setting("block_size") else 1
         extra = (page, 64, 0) if target.engine == "sglang" else (0,)
         for per_token, what in _token_sizes(run.spec, setup, target):
-            for tokens in run.same_line("tokens", target) or run.nearest("tokens", target):
+            for tokens in run.same_statement("tokens", target) or run.nearest("tokens", target):
                 for more in dict.fromkeys(extra):
                     size = (tokens.value + more) * per_token
                     why = f"{tokens.text} x {format_bytes(per_token)}{what}"
@@ -81,7 +81,7 @@ def _cells(target: Reading, run: Run) -> Iterator[Derived]:
     cached = [layer for layer in layers if layer.attention and layer.kv_elements_per_token]
     full = [layer for layer in cached if layer.attention and layer.attention.window is None]
     sliding = [layer for layer in cached if layer not in full]
-    counted = run.same_line("layers", target)
+    counted = run.same_statement("layers", target)
     for group in (cached, full, sliding):
         if counted and len(group) != counted[0].value:
             continue
@@ -89,7 +89,8 @@ def _cells(target: Reading, run: Run) -> Iterator[Derived]:
             per_cell = sum(_part(layer, name, target.quantity) for layer in group)
             what = f"{format_bytes(per_cell)} of {len(group)} layers in {word}"
             for cells in _cells_of(target, run):
-                yield _times(cells, per_cell, f"{cells.text} x {what}", cut(cells))
+                ends = (cells.value * per_cell, cells.low * per_cell, cells.high * per_cell)
+                yield Derived(*ends, f"{cells.text} x {what}", cut(cells))
 
 
 def _described_cells(target: Reading, run: Run) -> Iterator[Derived]:
@@ -101,23 +102,25 @@ def _described_cells(target: Reading, run: Run) -> Iterator[Derived]:
     if not all(widths):  # before grouped-query attention: as wide as the model
         widths = [run.nearest("width", target)] * len(part)
     for numbers in itertools.product(*widths):
-        per_layer = int(sum(width.value for width in numbers))
-        for layers in run.same_line("layers", target) or run.nearest("layers", target):
+        for layers in run.same_statement("layers", target) or run.nearest("layers", target):
             for word, name in _formats(target, run):
-                per_cell = int(layers.value) * _row_bytes(per_layer, name)
-                what = f"{layers.text} x {per_layer:,} numbers in {word}"
+                low, middle, high = (
+                    int(getattr(layers, end))
+                    * _row_bytes(sum(int(getattr(n, end)) for n in numbers), name)
+                    for end in ("low", "value", "high")
+                )
+                what = f"{layers.text} x {sum(n.value for n in numbers):,} numbers in {word}"
                 for cells in _cells_of(target, run):
                     doubt = cut(cells, layers, *numbers)
-                    yield _times(cells, per_cell, f"{cells.text} x {what}", doubt)
-
-
-def _times(cells: Reading, per_cell: int, why: str, doubt: str) -> Derived:
-    return Derived(cells.value * per_cell, cells.low * per_cell, cells.high * per_cell, why, doubt)
+                    why = f"{cells.text} x {what}"
+                    yield Derived(
+                        cells.value * middle, cells.low * low, cells.high * high, why, doubt
+                    )
 
 
 def _cells_of(target: Reading, run: Run) -> list[Reading]:
     """Return the cells that a size is of: its own line's, else the context's."""
-    return run.same_line("cells", target) or run.nearest("context", target)
+    return run.same_statement("cells", target) or run.nearest("context", target)
 
 
 def _formats(target: Reading, run: Run) -> list[tuple[str, str]]:
@@ -125,7 +128,7 @@ def _formats(target: Reading, run: Run) -> list[tuple[str, str]]:
     names = {"k_size": ["k_dtype"], "v_size": ["v_dtype"]}
     both = ["k_dtype", "v_dtype"]
     words = {
-        r.word for n in names.get(target.quantity, both) for r in run.same_line(n, target)
+        r.word for n in names.get(target.quantity, both) for r in run.same_statement(n, target)
     } or {"f16", "f32"}
     if len(words) > 1 and words != {"f16", "f32"}:
         return []  # each is checked by itself

@@ -7,6 +7,7 @@ Assumes: a number that may have been cut agrees or is left open, it never disagr
 Ignores: whether a number is good; only whether it follows.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,8 @@ from servelab.logs.model_rules import MODEL_RULES
 from servelab.logs.quantities import QUANTITIES
 from servelab.logs.readings import Reading, read
 from servelab.logs.rules import RULES
-from servelab.logs.run import Derived, Rule, Run
+from servelab.logs.run import Derived, Run
+from servelab.logs.setups import cut_setting
 from servelab.models import ModelSpec
 
 # An engine measures and loads first, and counts then: whatever is measured again is a new start.
@@ -31,12 +33,23 @@ _MEASURED = {
 }
 _COUNTED = {"gpu_blocks", "tokens", "max_concurrency", "estimated_max_model_len", "kv_size"}
 _SETTINGS = {name for name, (_, _, answer) in QUANTITIES.items() if not answer} | {"max_model_len"}
+_NOT_IN_PROPORTION = "a model with windows or states is not in proportion to length"
 _HINTS = {
-    "tokens": "every rank gets the blocks of the one with the least memory, which may be another",
-    "gpu_blocks": "every rank gets the blocks of the one with the least memory",
-    "max_concurrency": "layers with windows or states make it differ from tokens over length",
+    "max_concurrency": _NOT_IN_PROPORTION,
+    "estimated_max_model_len": _NOT_IN_PROPORTION,
+    "needed": _NOT_IN_PROPORTION,
+}
+_SMALLEST_RANK = (
+    "every rank gets the blocks of the one with the least memory, which the log may not show; or "
+    "the model is another"
+)
+_MODEL_HINTS = {
+    "tokens": _SMALLEST_RANK,
+    "gpu_blocks": _SMALLEST_RANK,
     "weights": "another model, weights that are quantised or offloaded, or more ranks",
 }
+#: A rule is tried with this many combinations of what a number may follow from.
+_MOST_WAYS = 1000
 
 
 @dataclass(frozen=True)
@@ -81,22 +94,24 @@ def explain_log(text: str, spec: ModelSpec | None = None) -> list[LogCheck]:
     """
     readings, starts, ranks_seen = read(text)
     checks: list[LogCheck] = []
-    known: dict[tuple[object, ...], list[LogCheck]] = {}  # an engine that restarts repeats itself
-    for answers, in_force in _runs(readings, starts):
-        first_line = answers[0].line_number if answers else 0
-        signature = tuple(
-            (r.quantity, r.engine, r.unit, r.value, r.word, r.place[0] - first_line, r.may_be_cut)
-            for r in in_force
+    known: dict[object, list[LogCheck]] = {}  # an engine that restarts repeats itself
+    for settings, current in _runs(readings, starts):
+        first_line = current[0].line_number
+        told = tuple((r.quantity, r.value, r.word, r.may_be_cut) for r in settings)
+        said = tuple(
+            (r.engine, r.quantity, r.unit, r.low, r.word, r.line_number - first_line, r.may_be_cut)
+            for r in current
         )
-        if signature not in known:
-            run = Run(in_force, spec, ranks_seen)
-            known[signature] = [check for r in answers for check in _checks(r, run)]
-            checks += known[signature]
-            continue
-        lines = {r.line_number: r.line for r in answers}
-        shift = first_line - known[signature][0].line_number if known[signature] else 0
-        for check in known[signature]:
-            number = check.line_number + shift
+        if (told, said) not in known:
+            run = Run([*settings, *current], spec, ranks_seen)
+            answers = [r for r in current if QUANTITIES[r.quantity][2]]
+            found = [check for reading in answers for check in _checks(reading, run)]
+            known[told, said] = [
+                replace(check, line_number=check.line_number - first_line) for check in found
+            ]
+        lines = {r.line_number: r.line for r in current}
+        for check in known[told, said]:
+            number = first_line + check.line_number
             checks.append(replace(check, line_number=number, line=lines[number]))
     return checks
 
@@ -104,8 +119,8 @@ def explain_log(text: str, spec: ModelSpec | None = None) -> list[LogCheck]:
 def _runs(
     readings: list[Reading], starts: list[int]
 ) -> Iterator[tuple[list[Reading], list[Reading]]]:
-    """Yield the answers of each start of an engine, and all readings in force."""
-    settings: list[Reading] = []
+    """Yield each start of an engine: the settings that hold from before it, and its readings."""
+    settings: dict[str, Reading] = {}
     current: list[Reading] = []
     counted = False
     remaining = iter([*starts, 0])
@@ -115,46 +130,59 @@ def _runs(
         while next_start and reading.line_number >= next_start:
             next_start, restarted = next(remaining), True
         if counted and (restarted or reading.quantity in _MEASURED):
-            yield [r for r in current if QUANTITIES[r.quantity][2]], [*settings, *current]
-            settings += [r for r in current if r.quantity in _SETTINGS]
-            settings = [] if restarted else settings
+            yield list(settings.values()), current
+            settings |= {r.quantity: r for r in current if r.quantity in _SETTINGS}
+            settings = {} if restarted else settings
             current, counted = [], False
         current.append(reading)
         counted = counted or reading.quantity in _COUNTED
     if current:
-        yield [r for r in current if QUANTITIES[r.quantity][2]], [*settings, *current]
+        yield list(settings.values()), current
 
 
-def _checks(reading: Reading, run: Run) -> Iterator[LogCheck]:
-    tables = [RULES, ALLOCATED_RULES]
-    tables += [MODEL_RULES, ALLOCATED_MODEL_RULES] if run.spec is not None else []
-    rules = [rule for table in tables for rule in table.get(reading.quantity, ())]
-    found = [check for rule in rules if (check := _check(reading, rule, run)) is not None]
-    yield from found
-    if not found:
-        yield _log_check(reading, None, None, "nothing to recompute it from")
+def _checks(reading: Reading, run: Run) -> list[LogCheck]:
+    """Return the verdicts of all rules that have what they need, or that there is none."""
+    quantity, unsure = reading.quantity, cut_setting(run) if run.spec else ""
+    own, model = _HINTS.get(quantity, ""), _MODEL_HINTS.get(quantity, "")
+    found = [
+        _check(reading, rule(reading, run), hint, doubt)
+        for table, hint, doubt in (
+            (RULES, own, ""),
+            (ALLOCATED_RULES, own, ""),
+            (MODEL_RULES, model, unsure),
+            (ALLOCATED_MODEL_RULES, model, unsure),
+        )
+        if run.spec is not None or table in (RULES, ALLOCATED_RULES)
+        for rule in table.get(quantity, ())
+    ]
+    return [check for check in found if check is not None] or [
+        _log_check(reading, None, None, "nothing to recompute it from")
+    ]
 
 
-def _check(reading: Reading, rule: Rule, run: Run) -> LogCheck | None:
-    """Return a rule's verdict: by the first way in which the number follows, else by the first."""
+def _check(reading: Reading, ways: Iterator[Derived], hint: str, unsure: str) -> LogCheck | None:
+    """Return the verdict by the first way in which a number follows, else by the first.
+
+    Parameters: ``hint`` why it may not follow; ``unsure`` why it then need not be wrong.
+    """
     first: Derived | None = None
-    open_question: tuple[Derived, str] | None = None
-    for derived in rule(reading, run):
-        first = first or derived
-        if _overlap(reading, derived):
-            if not derived.doubt:
-                return _log_check(reading, derived, True, derived.why)
-            open_question = open_question or (derived, derived.doubt)
-        elif open_question is None and any(_overlap(r, derived) for r in reading.extensions()):
-            open_question = derived, "it ends its line and may have been cut"
+    left_open: tuple[Derived, str] | None = None
+    for way in itertools.islice(ways, _MOST_WAYS):
+        first = first or way
+        if _overlap(reading, way):
+            if not way.doubt:
+                return _log_check(reading, way, True, way.why)
+            left_open = left_open or (way, way.doubt)
+        elif left_open is None and any(_overlap(r, way) for r in reading.extensions()):
+            left_open = way, "it ends its line and may be cut"
     if first is None:
         return None
-    if open_question is not None:
-        derived, doubt = open_question
-        return _log_check(reading, derived, None, f"{derived.why}: left open, {doubt}")
-    hint = _HINTS.get(reading.quantity)
-    why = f"does not follow from {first.why}" + (f": {hint}" if hint else "")
-    return _log_check(reading, first, False, why)
+    if unsure:
+        left_open = left_open or (first, unsure)
+    if left_open is not None:
+        way, doubt = left_open
+        return _log_check(reading, way, None, f"{way.why}: left open, {doubt}")
+    return _log_check(reading, first, False, f"{first.why}: {hint}" if hint else first.why)
 
 
 def _overlap(reading: Reading, derived: Derived) -> bool:

@@ -211,7 +211,9 @@ def _weights(target: Reading, run: Run) -> Iterator[Derived]:
         quantized = run.setting("quantization")
         if quantized and quantized.word != "None" and run.spec.published_weight_bytes is None:
             low, doubt = 0, f"quantised when it was loaded ({quantized.word})"
-        if reported > high:  # towers, draft layers, adapters are loaded but are no text decoder
+        if (
+            reported > high and not doubt
+        ):  # towers, draft layers, adapters are loaded but are no text decoder
             high, doubt = reported, "more is loaded than the text decoder"
         why = f"the configuration's {format_bytes(expected, 'GiB')} on each of {setup.tp} rank(s)"
         yield Derived(expected, low, high, f"{why}, within 5 %", doubt)

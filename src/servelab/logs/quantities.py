@@ -149,15 +149,16 @@ SHAPES: tuple[tuple[str, str], ...] = (
     ("tensorrt-llm", r"Allocated {kv_size} for max tokens in paged KV cache \({tokens}\)"),
     ("tensorrt-llm", r"paged kv cache: total:~{total},~available:~{free}"),
     # llama.cpp
+    ("llama.cpp", r"kv self size~=~{kv_size}"),
     (
         "llama.cpp",
-        r"self size~=~{kv_size}"
-        r"(?:,~(?:K|c\^KV) \({k_dtype}\):~{k_size}(?:,~V \({v_dtype}\):~{v_size})?)?",
+        r"KV self size~=~{kv_size},~K \({k_dtype}\):~{k_size},~V \({v_dtype}\):~{v_size}",
     ),
+    ("llama.cpp", r"KV self size~=~{kv_size},~c\^KV \({k_dtype}\):~{k_size}"),
     (
         "llama.cpp",
-        r"size~=~{kv_size} \(~{cells} cells,~{layers} layers(?:,~[\d/ ]{1,20} seqs)?\)"
-        r"(?:,~K \({k_dtype}\):~{k_size},~V \({v_dtype}\):~{v_size}|(?!,~R))",
+        r"size~=~{kv_size} \(~{cells} cells,~{layers} layers(?:,~[\d/ ]{1,20} seqs)?\),"
+        r"~K \({k_dtype}\):~{k_size},~V \({v_dtype}\):~{v_size}",
     ),
     ("llama.cpp", r"llama_memory_recurrent: size~=~{state_size}"),
     ("llama.cpp", r"llama_context: n_ctx~=~{context}"),
@@ -173,6 +174,7 @@ SHAPES: tuple[tuple[str, str], ...] = (
     ("", rf"pipeline[-_]parallel[-_]size{_SETTING}{{pp}}"),
     ("", rf"decode[-_]context[-_]parallel[-_]size{_SETTING}{{dcp}}"),
     ("", r"tp_size={tp}"),
+    ("", r"-tp(?:-size)?[= ]{tp}"),
     ("", r"pp_size={pp}"),
     ("", rf"kv[-_]cache[-_]dtype{_SETTING}(?:torch\.)?{{kv_dtype}}"),
     ("", rf"block[-_]size{_SETTING}{{block_size}}"),

@@ -32,6 +32,13 @@ _START = re.compile(
 # The escape character is lost when a log is pasted; the rest of the code stays.
 _COLOUR = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]?)?|\[\d{1,3}(?:;\d{1,3})*m|\r(?=\n)")
 _NARROWEST_TERMINAL = 40
+#: What stands behind a number of each kind where its line may have been cut inside it.
+_CUT = {
+    "count": re.compile(r",?\n"),
+    "ratio": re.compile(r"\.?\n"),
+    "word": re.compile(r"\n"),
+    "size": re.compile(r"(?!)"),  # its unit is behind it
+}
 
 
 class Reading(NamedTuple):
@@ -39,9 +46,10 @@ class Reading(NamedTuple):
 
     Fields: ``engine`` whose line it is ("" for a setting); ``quantity``; ``unit`` as meant;
     ``value`` as printed, in that unit; ``low``, ``high`` what may have been rounded to it, in bytes
-    for a size; ``word`` of a format; ``position`` in the text; ``may_be_cut`` whether it ends its
-    line without a unit; ``across_lines`` whether it was read over a line's end; ``extended``
-    whether low and high already allow for a cut.
+    for a size; ``word`` of a format; ``position`` in its line; ``statement`` the same for all
+    numbers of one sentence; ``may_be_cut`` whether it ends its line without a unit;
+    ``across_lines`` whether its sentence runs over a line's end; ``extended`` whether low and high
+    already allow for a cut.
     """
 
     engine: str
@@ -54,6 +62,7 @@ class Reading(NamedTuple):
     position: int = 0
     line_number: int = 0
     line: str = ""
+    statement: int = 0
     may_be_cut: bool = False
     across_lines: bool = False
     extended: bool = False
@@ -78,14 +87,14 @@ class Reading(NamedTuple):
         """Yield what the number may have been before its line was cut: up to six more digits."""
         if not self.may_be_cut or self.extended or self.word:
             return
-        written = f"{self.value:.15g}"
-        if "." in written:
-            step = 10.0 ** -len(written.partition(".")[2])
-            yield self._replace(low=self.value, high=self.value + step, extended=True)
-            return
-        for digits in range(7):  # no digit more, but a fraction: for what is not a count
-            low = self.value * 10**digits
-            yield self._replace(low=low, high=low + 10**digits, extended=True)
+        if self.high > self.low:  # a ratio may have had more decimals
+            yield self._replace(
+                low=self.value, high=self.value + (self.high - self.low), extended=True
+            )
+        if isinstance(self.value, int):
+            for digits in range(1, 7):
+                low = self.value * 10**digits
+                yield self._replace(low=low, high=low + 10**digits, extended=True)
 
 
 class UnknownEngine(ValueError):
@@ -154,6 +163,7 @@ def _scan(text: _Text) -> Iterator[Reading]:
     joined = text.joined
     for engine, names, pattern in patterns():
         for match in pattern.finditer(joined):
+            statement = next(_statements)
             first, _ = text.place(match.start())
             last, _ = text.place(match.end() - 1)
             if any(len(line) < _NARROWEST_TERMINAL for _, line in text.lines[first:last]):
@@ -162,8 +172,10 @@ def _scan(text: _Text) -> Iterator[Reading]:
                 if match[group] is None:
                     continue
                 index, column = text.place(match.start(group))
+                open_end = QUANTITIES[name][0] != "size" and match.end(group) == match.end()
+                if open_end and text.place(match.end() - 1)[0] != index:
+                    continue  # nothing behind it says that the next line still belongs to it
                 line_number, line = text.lines[index]
-                ends_line = QUANTITIES[name][0] != "size" and joined[match.end(group)] == "\n"
                 yield Reading(
                     engine,
                     name,
@@ -171,9 +183,13 @@ def _scan(text: _Text) -> Iterator[Reading]:
                     column,
                     line_number,
                     line,
-                    may_be_cut=ends_line,
+                    statement,
+                    may_be_cut=bool(_CUT[QUANTITIES[name][0]].match(joined, match.end(group))),
                     across_lines=first != last,
                 )
+
+
+_statements = itertools.count()
 
 
 @lru_cache(maxsize=4096)

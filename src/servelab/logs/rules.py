@@ -12,7 +12,7 @@ Ignores: the model (`servelab.logs.model_rules`); bytes of what is allocated
 from collections.abc import Iterator
 
 from servelab.logs.readings import Reading
-from servelab.logs.run import Derived, Rule, Run, cut, uniform
+from servelab.logs.run import Derived, Rule, Run, cut, proportional
 from servelab.memory import VLLM_MARGIN_BYTES
 from servelab.units import GiB
 
@@ -56,29 +56,32 @@ def _stated_twice(target: Reading, run: Run) -> Iterator[Derived]:
 
 def _concurrency(target: Reading, run: Run) -> Iterator[Derived]:
     """Concurrency is tokens over the longest request; V1 counts that request in whole blocks."""
-    if run.spec is not None and not uniform(run.spec):
-        return  # windows and states are counted by group: the model's own rule has it
-    block = run.setting("block_size")
-    size = block.value if block else BLOCK_SIZES[0]
-    pools = [(r, r.low, r.high) for r in run.nearest("tokens", target)]
-    pools += [(r, r.low * size, r.high * size) for r in run.nearest("gpu_blocks", target)]
-    for source, low, high in pools:
+    if not proportional(run):
+        return
+    stated = run.setting("block_size")
+    size = stated.value if stated and not stated.may_be_cut else BLOCK_SIZES[0]
+    for source in (*run.nearest("tokens", target), *run.nearest("gpu_blocks", target)):
+        if source.place > target.place:
+            continue  # of another start: an engine prints what it has first
+        slots = size if source.quantity == "gpu_blocks" else 1
         for length in run.nearest("max_model_len", target):
             if length.low <= 0:
                 continue
             whole = -(-length.high // size) * size
-            what = f"{low:,.0f} tokens" if source.quantity == "gpu_blocks" else source.text
             yield Derived(
-                low / length.value,
-                low / whole,
-                (high + 1) / length.low,  # newer vLLM prints int(concurrency x length) as tokens
-                f"{what} / {length.text} per request",
+                source.value * slots / length.value,
+                source.low * slots / whole,
+                # newer vLLM prints int(concurrency x length) as tokens
+                (source.high * slots + 1) / length.low,
+                f"{source.value * slots:,} tokens / {length.text} per request",
                 cut(source, length),
             )
 
 
 def _estimated_length(target: Reading, run: Run) -> Iterator[Derived]:
     """The longest length is the asked one, shrunk as available is to needed, in whole blocks."""
+    if not proportional(run):
+        return
     for needed in run.nearest("needed", target):
         for length in run.nearest("max_model_len", target):
             for available in run.nearest("available", target):
@@ -99,6 +102,8 @@ def _estimated_length(target: Reading, run: Run) -> Iterator[Derived]:
 
 def _needed_from_capacity(target: Reading, run: Run) -> Iterator[Derived]:
     """What one request needs is its share of the cache."""
+    if not proportional(run):
+        return
     for tokens in run.nearest("tokens", target):
         for length in run.nearest("max_model_len", target):
             for available in run.nearest("available", target):

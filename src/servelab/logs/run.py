@@ -10,7 +10,6 @@ Ignores: numbers further away than a dozen others of their kind.
 """
 
 import bisect
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -67,17 +66,14 @@ class Run:
                 different.setdefault((reading.low, reading.high), reading)
         return [r for one in different.values() for r in (one, *one.extensions())]
 
-    def same_line(self, quantity: str, to: Reading) -> list[Reading]:
-        """Return the readings of a quantity on the line of ``to``."""
-        found = self._readings.get(quantity, [])
-        place = bisect.bisect_left(found, (to.line_number, -1), key=_place)
-        line = itertools.takewhile(lambda r: r.line_number == to.line_number, found[place:])
-        return list(line)
+    def same_statement(self, quantity: str, as_: Reading) -> list[Reading]:
+        """Return the readings of a quantity in the sentence of another."""
+        return [r for r in self.nearest(quantity, as_) if r.statement == as_.statement]
 
     def setting(self, quantity: str) -> Reading | None:
-        """Return the last whole reading of a setting, None if there is none."""
-        found = self._readings.get(quantity, [])[-_NEAREST:]
-        return next((r for r in reversed(found) if not r.may_be_cut), None)
+        """Return the last reading of a setting, None if there is none."""
+        found = self._readings.get(quantity)
+        return found[-1] if found else None
 
 
 def _place(reading: Reading) -> tuple[int, int]:
@@ -102,3 +98,11 @@ Rule = Callable[[Reading, Run], Iterator[Derived]]
 def cut(*readings: Reading) -> str:
     """Return the doubt that comes with readings that may have been cut."""
     return "; ".join(f"{r.text} ends its line and may be cut" for r in readings if r.extended)
+
+
+def proportional(run: Run) -> bool:
+    """Return whether a request's need grows with its length alone, as far as is known.
+
+    Windows and states are counted by group: then `servelab.logs.model_rules` has the rule.
+    """
+    return run.spec is None or uniform(run.spec)

@@ -9,6 +9,7 @@ Ignores: settings that an environment variable makes.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from servelab.logs.rules import BLOCK_SIZES
 from servelab.logs.run import Run
@@ -66,13 +67,13 @@ def kv_format(word: str) -> str | None:
 
 def setups(run: Run, spec: ModelSpec) -> Iterator[Setup]:
     """Yield the run's setup, then those that would only be guesses, each with its doubt."""
-    stated_tp, stated_kv = run.setting("tp"), run.setting("kv_dtype")
-    kv_dtype = kv_format(stated_kv.word) if stated_kv else "bf16"
-    dtype = run.setting("dtype")
-    if dtype and (not stated_kv or stated_kv.word == "auto"):
-        kv_dtype = kv_format(dtype.word)
+    stated_tp, stated_kv, dtype = map(run.setting, ("tp", "kv_dtype", "dtype"))
+    word = stated_kv.word if stated_kv else "auto"
+    if word == "auto" and dtype:
+        word = dtype.word
+    kv_dtype = kv_format(word)
     if kv_dtype is None:
-        return  # a format that is not understood
+        return  # not understood
 
     def number(name: str, default: int) -> int:
         reading = run.setting(name)
@@ -87,12 +88,18 @@ def setups(run: Run, spec: ModelSpec) -> Iterator[Setup]:
         batched_tokens=number("batched_tokens", 8192),
     )
     yield from _variants(base)
-    for tp in (base.tp,) if stated_tp else _USUAL_RANKS:
-        for kv in (base.kv_dtype,) if stated_kv else ("bf16", "fp8", "fp8_ds_mla"):
-            other = replace(base, tp=tp, kv_dtype=kv)
-            if other != base:
-                doubt = f"it would follow with tp {tp} and a cache in {kv}, which is not stated"
-                yield replace(other, doubt=doubt)
+    for kv in (kv_dtype,) if stated_kv else (kv_dtype, "fp8", "fp8_ds_mla"):
+        for tp in (base.tp,) if stated_tp else _USUAL_RANKS:
+            yield _guess(base, f"tp {tp} and a cache in {kv}", tp=tp, kv_dtype=kv)
+    for size in () if run.setting("block_size") else BLOCK_SIZES:
+        if size > base.block_size:  # none has a smaller one by default
+            yield _guess(base, f"blocks of {size} tokens", block_size=size)
+
+
+def _guess(base: Setup, what: str, **changes: Any) -> Setup:
+    return replace(
+        base, doubt=f"it would follow with {what}, which the log does not state", **changes
+    )
 
 
 def _variants(base: Setup) -> Iterator[Setup]:
@@ -103,6 +110,15 @@ def _variants(base: Setup) -> Iterator[Setup]:
         # vllm-project/vllm#34076: compared one stage's memory with the whole model's need
         note = f", all layers counted as if on one of the {base.pp} stages"
         yield replace(base, pp=1, note=note)
+
+
+def cut_setting(run: Run) -> str:
+    """Return the doubt that comes with settings whose line may have been cut, "" without any."""
+    for name in ("tp", "pp", "dcp", "block_size", "swap_space", "batched_tokens"):
+        reading = run.setting(name)
+        if reading is not None and reading.may_be_cut:
+            return f"{name} {reading.value} ends its line and may be cut"
+    return ""
 
 
 def ranks_shown(run: Run, spec: ModelSpec) -> int:
