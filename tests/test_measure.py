@@ -262,6 +262,28 @@ def test_events_on_a_gpu_time_the_device_and_not_the_launch() -> None:
 
 
 @pytest.mark.gpu
+def test_work_before_a_sample_hides_the_launch() -> None:
+    x, busy = torch.zeros(1, device="cuda"), torch.ones(2**28, device="cuda")
+    bare = measure.sample_seconds(lambda: x.add_(1), samples=21)
+    behind = measure.sample_seconds(lambda: x.add_(1), samples=21, before=busy.sum)
+    assert statistics.median(behind) < 0.7 * statistics.median(bare)
+
+
+def test_what_runs_before_a_sample_is_not_timed() -> None:
+    calls: list[str] = []
+    measure.sample_seconds(
+        lambda: calls.append("work"), samples=3, warmup=0, before=lambda: calls.append("before")
+    )
+    assert calls == ["before", "work"] * 3
+
+
+def test_a_memory_too_small_to_outgrow_the_cache_is_refused() -> None:
+    device = dataclasses.replace(DEVICE, memory_bytes=2**28, cache_bytes=2**25)
+    with pytest.raises(RuntimeError, match="a cache would be measured"):
+        timing._buffer_bytes(device)
+
+
+@pytest.mark.gpu
 def test_the_roofs_of_a_gpu_stay_below_ten_times_any_data_sheet() -> None:
     chip = measure.roofs(quick=True).as_accelerator()
     assert 1e10 < chip.bandwidth_bytes_per_second < 8e13

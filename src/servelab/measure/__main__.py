@@ -74,6 +74,9 @@ def main(arguments: list[str] | None = None) -> int:
     print(probe().report(), flush=True)
     series = [measured(options.quick, options.note) for _ in range(options.repeat)]
     record = fastest(series)
+    if len(series) > 1:  # a selection belongs into the record, whoever writes the note
+        selected = f"Of each measurement the fastest of {len(series)} series."
+        record = replace(record, note=f"{selected} {record.note}".strip())
     print(report(record))
     try:
         print(f"stored {record.save(options.out, options.replace)}")

@@ -78,20 +78,21 @@ def roofline(roofs: Sequence[Roof], points: Sequence[Point] = ()) -> Figure:
             layout="constrained",
         )
         axes = list(grid[:, 0])
-        axes[0].set(xscale="log", yscale="log", xlim=limits, ylabel="attainable rate (FLOP/s)")
+        axes[0].set(xscale="log", yscale="log", xlim=limits, ylabel="rate (FLOP/s)")
         axes[-1].set_xlabel("intensity (FLOP per byte)")
         axes[0].margins(y=0.09)
         for index, roof in enumerate(roofs):
-            _draw_roof(axes[0], roof, index, limits)
+            _draw_roof(axes[0], roof, index, limits, alone=len(roofs) == 1)
         if len(operators) > 1:
             _draw_steps(axes, points, operators, roofs[0])
         elif points:
             _draw_series(axes[0], points, roofs[0])
         _mark_ridge(axes, roofs[0])
-        figure.draw_without_rendering()  # only the layout tells how steep a slope is on paper
-        for index, roof in enumerate(roofs):
-            if roof.chip not in [earlier.chip for earlier in roofs[:index]]:  # one slope a chip
-                _label_slope(axes[0], roof, index, limits)
+        if len(roofs) > 1:  # roofs may lie too close together for words along them
+            figure.legend(loc="outside upper left")
+        else:
+            figure.draw_without_rendering()  # only the layout tells how steep a slope is on paper
+            _label_slope(axes[0], roofs[0], limits)
     return figure
 
 
@@ -100,18 +101,26 @@ def _roof_color(index: int) -> str:
     return [COLORS["black"], *CYCLE][index % (len(CYCLE) + 1)]
 
 
-def _draw_roof(axis: Axes, roof: Roof, index: int, limits: tuple[float, float]) -> None:
+def _draw_roof(
+    axis: Axes, roof: Roof, index: int, limits: tuple[float, float], alone: bool
+) -> None:
     knee = roof.chip.ridge(roof.dtype)
     x = [limits[0], knee, limits[1]]
     y = [attainable(intensity, roof.chip, roof.dtype) for intensity in x]
-    axis.plot(x, y, linestyle="--" if roof.measured else "-", color=_roof_color(index))
+    dash, color = "--" if roof.measured else "-", _roof_color(index)
+    peak, bandwidth = format_flop_rate(y[-1]), roof.chip.bandwidth_bytes_per_second
+    if not alone:
+        name = f"{roof.chip.label}, {roof.dtype}: {peak}, {format_bandwidth(bandwidth)}"
+        axis.plot(x, y, linestyle=dash, color=color, label=name)
+        return
+    axis.plot(x, y, linestyle=dash, color=color)
     axis.annotate(
-        f"{roof.chip.label}, {roof.dtype}: {format_flop_rate(y[-1])}",
+        f"{roof.chip.label}, {roof.dtype}: {peak}",
         (limits[1], y[-1]),
         xytext=(-2, 4 if roof.measured else 8),  # open points may stand on a data sheet's roof
         textcoords="offset points",
         ha="right",
-        color=_roof_color(index),
+        color=color,
         fontsize=9.5,
     )
 
@@ -134,7 +143,7 @@ def _mark_ridge(axes: Sequence[Axes], roof: Roof) -> None:
     )
 
 
-def _label_slope(axis: Axes, roof: Roof, index: int, limits: tuple[float, float]) -> None:
+def _label_slope(axis: Axes, roof: Roof, limits: tuple[float, float]) -> None:
     """Write the bandwidth along the slope, just below it."""
     x = math.sqrt(limits[0] * roof.chip.ridge(roof.dtype))  # the middle of the slope
     y = attainable(x, roof.chip, roof.dtype)
@@ -146,7 +155,7 @@ def _label_slope(axis: Axes, roof: Roof, index: int, limits: tuple[float, float]
         textcoords="offset points",
         rotation=math.degrees(math.atan2(further[1] - here[1], further[0] - here[0])),
         rotation_mode="anchor",
-        color=_roof_color(index),
+        color=_roof_color(0),
         fontsize=9.5,
     )
 
