@@ -6,6 +6,7 @@ Hooks, each for one thing that a setting in ``_config.yml`` cannot say:
   all that Jupyter Book derives (repository and launch links);
 - scripts that the theme adds twice, and those that would be fetched from another host, are dropped;
 - the parts of a docstring (Parameters, Raises, Source) become paragraphs of their own;
+- a signature with a default made by a factory is written so that Sphinx can parse and link it;
 - the copied MathJax is cut down to what an HTML page with TeX can load.
 """
 
@@ -69,6 +70,13 @@ def part_docstring(
     lines[:] = parted
 
 
+def name_factory(
+    app: Sphinx, what: str, name: str, subject: Any, options: Any, signature: str, returns: str
+) -> tuple[str, str] | None:
+    """Write "..." for a default that a factory makes: ``<factory>`` is no Python."""
+    return (signature.replace("<factory>", "..."), returns) if signature else None
+
+
 def prune_mathjax(app: Sphinx, error: Exception | None) -> None:
     """Delete the parts of the copied MathJax that no page can load."""
     root = Path(app.outdir, "_static", "mathjax")
@@ -86,5 +94,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("config-inited", set_theme_options, priority=100)  # before the theme reads them
     app.connect("html-page-context", clean_scripts, priority=900)  # after every extension added its
     app.connect("autodoc-process-docstring", part_docstring)
+    app.connect("autodoc-process-signature", name_factory)
     app.connect("build-finished", prune_mathjax, priority=900)  # after the copy
     return {"parallel_read_safe": True, "parallel_write_safe": True}

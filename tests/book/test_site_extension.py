@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -53,6 +54,14 @@ def test_a_script_is_kept_once_and_an_outside_one_never(extension: ModuleType) -
     context = {"script_files": names}
     extension.clean_scripts(SimpleNamespace(), "page", "page.html", context, None)
     assert context["script_files"] == ["a.js", "c.js"]
+
+
+def test_a_signature_with_a_factory_can_be_parsed(extension: ModuleType) -> None:
+    # A dataclass prints such a default so; Sphinx then gives up and shows the raw text, links lost.
+    signature = "(name: str, rates: Mapping = <factory>)"
+    written, _ = extension.name_factory(None, "class", "Chip", None, None, signature, "")
+    ast.parse(f"def chip{written}: ...")
+    assert extension.name_factory(None, "module", "chips", None, None, "", "") is None
 
 
 def test_mathjax_loses_what_no_page_loads(extension: ModuleType, tmp_path: Path) -> None:
