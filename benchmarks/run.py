@@ -3,7 +3,8 @@
 The roofs of this device are measured first, then the steps of a small dense decoder, one execution
 of each in turn, so that whatever disturbs the machine disturbs them alike. The table gives medians,
 the bound that the measured roofs set, and how much of it was reached; below it, ratios of medians.
-Absolute times are this machine's and this moment's; the ratios are what to compare.
+Absolute times are this machine's and this moment's; the ratios are what to compare. At the end,
+other calculators and ours answer the same question (``peers_config.py``; needs the package index).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import statistics
 from collections.abc import Callable
 
+import peers_config
 import torch
 
 from servelab import measure, roofline, units
@@ -54,7 +56,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
     parser.add_argument("--rounds", type=int, default=15, help="executions of each step")
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--no-peers", action="store_true", help="leave other calculators out")
+    options = parser.parse_args()
+    rounds = options.rounds
     if rounds < 1:
         parser.error(f"--rounds must be at least 1, got {rounds}")
 
@@ -105,6 +109,12 @@ def main() -> None:
     print(f"no cache / cached: {median['decode, no cache'] / single:.1f} x the time of a token")
     gain = 16 * single / median["decode, cached, 16 sequences"]
     print(f"16 sequences / 1:  {gain:.1f} x the tokens per second")
+    if not options.no_peers:
+        print()
+        try:
+            peers_config.compare()
+        except SystemExit as reason:  # no network: our own measurements stand
+            print(f"other calculators left out: {reason}")
 
 
 if __name__ == "__main__":

@@ -2,5 +2,6 @@
 
 from servelab.logs.explain import LogCheck, explain_log
 from servelab.logs.readings import UnknownEngine
+from servelab.logs.records import Published, published
 
-__all__ = ["LogCheck", "UnknownEngine", "explain_log"]
+__all__ = ["LogCheck", "Published", "UnknownEngine", "explain_log", "published"]

@@ -17,7 +17,6 @@ from servelab.logs.quantities import QUANTITIES
 from servelab.logs.readings import Reading, read
 from servelab.logs.rules import RULES
 from servelab.logs.run import Derived, Run
-from servelab.logs.setups import cut_setting
 from servelab.models import ModelSpec
 
 # An engine measures and loads first, and counts then: whatever is measured again is a new start.
@@ -33,20 +32,18 @@ _MEASURED = {
 }
 _COUNTED = {"gpu_blocks", "tokens", "max_concurrency", "estimated_max_model_len", "kv_size"}
 _SETTINGS = {name for name, (_, _, answer) in QUANTITIES.items() if not answer} | {"max_model_len"}
-_NOT_IN_PROPORTION = "a model with windows or states is not in proportion to length"
-_HINTS = {
-    "max_concurrency": _NOT_IN_PROPORTION,
-    "estimated_max_model_len": _NOT_IN_PROPORTION,
-    "needed": _NOT_IN_PROPORTION,
-}
 _SMALLEST_RANK = (
     "every rank gets the blocks of the one with the least memory, which the log may not show; or "
     "the model is another"
 )
+_ANOTHER = "another model, of which a draft model is one, or more ranks"
 _MODEL_HINTS = {
     "tokens": _SMALLEST_RANK,
     "gpu_blocks": _SMALLEST_RANK,
     "weights": "another model, weights that are quantised or offloaded, or more ranks",
+    "kv_size": _ANOTHER,
+    "k_size": _ANOTHER,
+    "v_size": _ANOTHER,
 }
 #: A rule is tried with this many combinations of what a number may follow from.
 _MOST_WAYS = 1000
@@ -122,11 +119,12 @@ def _runs(
     """Yield each start of an engine: the settings that hold from before it, and its readings."""
     settings: dict[str, Reading] = {}
     current: list[Reading] = []
-    counted = False
+    counted, engine = False, ""
     remaining = iter([*starts, 0])
     next_start = next(remaining)
     for reading in readings:
-        restarted = False
+        restarted = reading.engine not in ("", engine)
+        engine = reading.engine or engine
         while next_start and reading.line_number >= next_start:
             next_start, restarted = next(remaining), True
         if counted and (restarted or reading.quantity in _MEASURED):
@@ -142,17 +140,13 @@ def _runs(
 
 def _checks(reading: Reading, run: Run) -> list[LogCheck]:
     """Return the verdicts of all rules that have what they need, or that there is none."""
-    quantity, unsure = reading.quantity, cut_setting(run) if run.spec else ""
-    own, model = _HINTS.get(quantity, ""), _MODEL_HINTS.get(quantity, "")
+    quantity, hint = reading.quantity, _MODEL_HINTS.get(reading.quantity, "")
+    tables = [(RULES, ""), (ALLOCATED_RULES, "")]
+    if run.spec is not None:
+        tables += [(MODEL_RULES, hint), (ALLOCATED_MODEL_RULES, hint)]
     found = [
-        _check(reading, rule(reading, run), hint, doubt)
-        for table, hint, doubt in (
-            (RULES, own, ""),
-            (ALLOCATED_RULES, own, ""),
-            (MODEL_RULES, model, unsure),
-            (ALLOCATED_MODEL_RULES, model, unsure),
-        )
-        if run.spec is not None or table in (RULES, ALLOCATED_RULES)
+        _check(reading, rule(reading, run), reason)
+        for table, reason in tables
         for rule in table.get(quantity, ())
     ]
     return [check for check in found if check is not None] or [
@@ -160,10 +154,10 @@ def _checks(reading: Reading, run: Run) -> list[LogCheck]:
     ]
 
 
-def _check(reading: Reading, ways: Iterator[Derived], hint: str, unsure: str) -> LogCheck | None:
+def _check(reading: Reading, ways: Iterator[Derived], hint: str) -> LogCheck | None:
     """Return the verdict by the first way in which a number follows, else by the first.
 
-    Parameters: ``hint`` why it may not follow; ``unsure`` why it then need not be wrong.
+    Parameters: ``hint`` why it may not follow.
     """
     first: Derived | None = None
     left_open: tuple[Derived, str] | None = None
@@ -177,8 +171,8 @@ def _check(reading: Reading, ways: Iterator[Derived], hint: str, unsure: str) ->
             left_open = way, "it ends its line and may be cut"
     if first is None:
         return None
-    if unsure:
-        left_open = left_open or (first, unsure)
+    if first.excuse:
+        left_open = left_open or (first, first.excuse)
     if left_open is not None:
         way, doubt = left_open
         return _log_check(reading, way, None, f"{way.why}: left open, {doubt}")

@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from servelab.logs.readings import Reading
-from servelab.logs.rules import swap_bytes
+from servelab.logs.rules import swap_spaces
 from servelab.logs.run import Derived, Rule, Run, cut, uniform
-from servelab.logs.setups import WEIGHT_TOLERANCE, Setup, rank_weights, setups
+from servelab.logs.setups import WEIGHT_TOLERANCE, Setup, cut_setting, rank_weights, setups
 from servelab.memory import Capacity, capacity, suggested_context
 from servelab.models import ModelSpec
 from servelab.units import format_bytes
 
 #: TensorRT-LLM's ``kv_cache_free_gpu_mem_fraction`` where none is given.
 _FREE_FRACTION = 0.9
+#: A quantised model is smaller than this share of what it was: 8 of 16 bits, tables left in full.
+_LIGHTEST = 0.85
 #: Enough memory for any sequence: what one needs does not depend on it.
 _PLENTY_BYTES = 1 << 60
 
@@ -75,7 +77,7 @@ def _of_available(
             block = format_bytes(middle.bytes_per_block)
             for (a, _), (b, what), (c, _) in zip(*map(numbers, (low, middle, high)), strict=True):
                 why = f"{available.text} / {block} per block{what}{setup.note}"
-                yield Derived(b, a, c, why, cut(available) or setup.doubt)
+                yield Derived(b, a, c, why, cut(available) or setup.doubt, setup.excuse)
 
 
 def _blocks(target: Reading, run: Run) -> Iterator[Derived]:
@@ -104,6 +106,7 @@ def _tensorrt_blocks(target: Reading, run: Run) -> Iterator[Derived]:
                 f"{free.text} free x {_FREE_FRACTION} / {format_bytes(one.bytes_per_block)} per "
                 "block, rounded up",
                 setup.doubt,
+                setup.excuse,
             )
 
 
@@ -132,13 +135,17 @@ def _concurrency(target: Reading, run: Run) -> Iterator[Derived]:
 def _cpu_blocks(target: Reading, run: Run) -> Iterator[Derived]:
     """The swap space holds whole blocks: it shows the bytes of a block on a rank."""
     assert run.spec is not None
-    swap, stated = swap_bytes(run)
     for setup in setups(run, run.spec):
-        fits = _counted(run.spec, int(swap), "exact", setup, 1)
-        if fits is not None:
-            block = format_bytes(fits.bytes_per_block)
-            why = f"{stated} / {block} per block, rounded down{setup.note}"
-            yield Derived(fits.blocks, fits.blocks, fits.blocks, why, setup.doubt)
+        one = _counted(run.spec, _PLENTY_BYTES, "exact", setup, 1)
+        if one is None:
+            continue
+        block = one.bytes_per_block
+        for swap, stated, doubt in swap_spaces(target, run, block):
+            if doubt and setup.doubt:
+                continue  # one guess at a time: two explain anything
+            blocks = swap // block
+            why = f"{stated} / {format_bytes(block)} per block, rounded down{setup.note}"
+            yield Derived(blocks, blocks, blocks, why, setup.doubt or doubt, setup.excuse)
 
 
 def _needed(target: Reading, run: Run) -> Iterator[Derived]:
@@ -157,7 +164,8 @@ def _needed(target: Reading, run: Run) -> Iterator[Derived]:
                 f"{format_bytes(low.bytes_per_block)}{setup.note}"
             )
             doubt = cut(length) or setup.doubt
-            yield Derived(low.needed_bytes, low.needed_bytes, high.needed_bytes, why, doubt)
+            ends_bytes = (low.needed_bytes, low.needed_bytes, high.needed_bytes)
+            yield Derived(*ends_bytes, why, doubt, setup.excuse)
 
 
 def _estimated(target: Reading, run: Run) -> Iterator[Derived]:
@@ -173,7 +181,8 @@ def _estimated(target: Reading, run: Run) -> Iterator[Derived]:
                 if low is None or middle is None or high is None:
                     continue
                 why = f"the longest length whose blocks fit into {available.text}{setup.note}"
-                yield Derived(middle, low, high, why, cut(available, length) or setup.doubt)
+                doubt = cut(available, length) or setup.doubt
+                yield Derived(middle, low, high, why, doubt, setup.excuse)
 
 
 @lru_cache(maxsize=4096)
@@ -209,14 +218,18 @@ def _weights(target: Reading, run: Run) -> Iterator[Derived]:
             doubt = "a pipeline stage holds a part of the layers"
         low, high = expected * (1 - WEIGHT_TOLERANCE), expected * (1 + WEIGHT_TOLERANCE)
         quantized = run.setting("quantization")
-        if quantized and quantized.word != "None" and run.spec.published_weight_bytes is None:
-            low, doubt = 0, f"quantised when it was loaded ({quantized.word})"
+        excuse = cut_setting(run)
+        if run.spec.published_weight_bytes is None:
+            if quantized and quantized.word != "None":
+                low, doubt = 0, f"quantised when it was loaded ({quantized.word})"
+            elif reported < expected * _LIGHTEST and not (quantized and target.engine == "vllm"):
+                excuse = "whether it was quantised, offloaded or split is not in the log"
         if (
             reported > high and not doubt
         ):  # towers, draft layers, adapters are loaded but are no text decoder
             high, doubt = reported, "more is loaded than the text decoder"
         why = f"the configuration's {format_bytes(expected, 'GiB')} on each of {setup.tp} rank(s)"
-        yield Derived(expected, low, high, f"{why}, within 5 %", doubt)
+        yield Derived(expected, low, high, f"{why}, within 5 %", doubt, excuse)
 
 
 #: The rules that need the model; they stand beside those of `servelab.logs.rules`.

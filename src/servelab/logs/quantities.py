@@ -24,8 +24,8 @@ UNITS = {
 }
 _DECIMAL = r"\d{1,12}(?:\.\d{1,8})?"
 _PATTERNS = {
-    # the look-ahead keeps a count from ending inside a longer one
-    "count": r"(?:\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?!\d|[.,]\d)",
+    # the look-ahead keeps a count from ending inside a longer one; a command line may say 32K
+    "count": r"(?:\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?!\d|[.,]\d)(?:[kKmM](?![A-Za-z]))?",
     "size": rf"-?{_DECIMAL}\s*(?:GiB|GB|MiB|MB|KiB|bytes)(?![A-Za-z])",
     "ratio": rf"{_DECIMAL}(?!\d|\.\d)",
     "word": r"[A-Za-z][\w.]{0,30}(?!\w)",
@@ -76,6 +76,7 @@ QUANTITIES: dict[str, tuple[str, str | None, bool]] = {
     "v_dtype": ("word", "", False),
     "dtype": ("word", "", False),
     "quantization": ("word", "", False),
+    "draft": ("word", "", False),
 }
 
 # A space stands for any white space, a tilde for white space or none. Each begins with letters that
@@ -86,16 +87,18 @@ SHAPES: tuple[tuple[str, str], ...] = (
     ("vllm", r"model weights took~{weights}"),
     ("vllm", r"Model loading took~{weights}"),
     ("vllm", r"model weights take~{weights}"),
-    ("vllm", r"total_gpu_memory={total}"),
+    ("vllm", r"total_gpu_memory[= ]{total}"),
     ("vllm", r"peak_torch_memory={peak_torch}"),
-    ("vllm", r"non_torch_memory={non_torch}"),
+    ("vllm", r"non_torch_memory[= ]{non_torch}"),
     ("vllm", r"kv_cache_size={available}"),
     (
         "vllm",
         r"total_gpu_memory \({total}\) x gpu_memory_utilization \({utilization}\) =~{usable}",
     ),
+    ("vllm", r"current vLLM instance can use {usable}"),
     ("vllm", r"non_torch_memory takes~{non_torch}"),
-    ("vllm", r"activation peak memory takes~{activation}"),
+    ("vllm", r"activation peak memory (?:takes)?~{activation}"),
+    ("vllm", r"available_kv_cache_memory {available}"),
     ("vllm", r"reserved for KV Cache is~{available}"),
     ("vllm", r"Available KV cache memory:~{available}"),
     ("vllm", r"blocks:~{gpu_blocks},~(?:#~)?CPU blocks:~{cpu_blocks}"),
@@ -106,8 +109,13 @@ SHAPES: tuple[tuple[str, str], ...] = (
     ("vllm", r"available KV cache memory \({available}\)"),
     ("vllm", r"stored in KV cache \({tokens}\)"),
     ("vllm", r"estimated maximum model length is {estimated_max_model_len}"),
-    ("vllm", rf"Free memory on device \({_DECIMAL}/{{total}}\)"),
-    ("vllm", r"Desired GPU memory utilization is \({utilization}, {usable}\)"),
+    # vLLM on Ascend: bytes
+    (
+        "vllm",
+        r"Available memory:~(?P<available>\d{6,15}),~total memory:~(?P<total>\d{6,15})(?!\d)",
+    ),
+    ("vllm", rf"Free memory on device (?:\w{{2,5}}:\d{{1,2}} )?\({_DECIMAL}/{{total}}\)"),
+    ("vllm", r"esired GPU memory utilization (?:is )?\({utilization}, {usable}\)"),
     (
         "vllm",
         r"Actual usage is {consumed} for consumed memory \(weights \+ non-torch\), {activation}"
@@ -115,10 +123,14 @@ SHAPES: tuple[tuple[str, str], ...] = (
     ),
     (
         "vllm",
-        r"Actual usage is {weights} for weight, {activation} for peak activation"
-        r"(?:, {non_torch} for non-torch memory(?:,~(?:and )?{graphs} for CUDAGraph memory)?)?",
+        r"Actual usage(?: is|:) {weights} for weights?, {activation} for peak activation"
+        r"(?:, {non_torch} for non-torch memory"
+        r"(?:,~(?:and )?{graphs} for (?:CUDAG|NPU g)raph memory)?)?",
     ),
-    ("vllm", r"kv-cache-memory=(?P<suggested_bytes>\d{4,15})[`']? \({suggested}\) to fit into"),
+    (
+        "vllm",
+        r"kv-cache-memory=(?P<suggested_bytes>\d{4,15})[`']?(?: \({suggested}\))? to fit into",
+    ),
     ("vllm", r"kv cache memory in use is {available}"),
     ("vllm", r"Estimated CUDA graph memory:~{estimated_graphs}"),
     ("vllm", r"Graph capturing finished in \d{1,6} secs?, took {graphs}"),
@@ -137,7 +149,11 @@ SHAPES: tuple[tuple[str, str], ...] = (
     ("sglang", r"tokens:~{tokens},~K size:~{k_size},~V size:~{v_size}"),
     ("sglang", r"tokens:~{tokens},~KV size:~{kv_size}"),
     ("sglang", r"max_total_num_tokens={tokens}"),
-    ("sglang", r"Load weight end\.[^\n]{0,200}?mem usage={weights}"),
+    (
+        "sglang",
+        r"Load weight end\.(?: [A-Za-z_]{1,20}(?: mem)?=[\w.-]{1,80}(?: GB| s)?,){0,8}"
+        r" mem usage={weights}",
+    ),
     ("sglang", r"KV cache dtype:~(?:torch\.)?{kv_dtype}"),
     ("sglang", r"context_len={max_model_len}"),
     # TensorRT-LLM
@@ -157,12 +173,12 @@ SHAPES: tuple[tuple[str, str], ...] = (
     ("llama.cpp", r"KV self size~=~{kv_size},~c\^KV \({k_dtype}\):~{k_size}"),
     (
         "llama.cpp",
-        r"size~=~{kv_size} \(~{cells} cells,~{layers} layers(?:,~[\d/ ]{1,20} seqs)?\),"
-        r"~K \({k_dtype}\):~{k_size},~V \({v_dtype}\):~{v_size}",
+        r"size~=~{kv_size} \(~{cells} cells,~{layers} layers(?:,~[\d/ ]{1,20} seqs)?\)"
+        r"(?:,~K \({k_dtype}~\):~{k_size},~V \({v_dtype}~\):~{v_size})?",
     ),
     ("llama.cpp", r"llama_memory_recurrent: size~=~{state_size}"),
     ("llama.cpp", r"llama_context: n_ctx~=~{context}"),
-    ("llama.cpp", r"llama_new_context_with_model: n_ctx~=~{context}"),
+    ("llama.cpp", r"llama_(?:new_context_with|init_from)_model: n_ctx~=~{context}"),
     ("llama.cpp", r"llama_model_load_internal: n_ctx~=~{context}"),
     ("llama.cpp", r"kv_size~=~{context}, offload"),
     ("llama.cpp", r"n_layer~=~{layers}"),
@@ -186,6 +202,8 @@ SHAPES: tuple[tuple[str, str], ...] = (
     ("", rf"max[-_]num[-_]batched[-_]tokens{_SETTING}{{batched_tokens}}"),
     ("", r"dtype=torch\.{dtype}"),
     ("", rf"quantization{_SETTING}{{quantization}}"),
+    ("", rf"speculative[-_](?:config|model){_SETTING}[{{{{'\"]{{0,2}}{{draft}}"),
+    ("", r"speculative_(?:algorithm|draft_model_path)='{draft}"),
 )
 
 

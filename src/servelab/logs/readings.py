@@ -16,12 +16,14 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from servelab.logs.quantities import QUANTITIES, UNITS, patterns
+from servelab.units import parse_tokens
 
 #: What only these engines print, whether or not a number follows.
 _MARKS = re.compile(
     r"vLLM API server version|Initializing an? (?:V\d )?LLM engine|VllmWorker"
     r"|ServerArgs\(|KV Cache is allocated|\[TensorRT-LLM\]|\[TRT-LLM\]"
-    r"|llama_model_load|llm_load_print_meta|llama_new_context_with_model|llama_context:"
+    r"|llama_model_load|llm_load_print_meta|llama_new_context_with_model|llama_init_from_model"
+    r"|llama_context:|llama_kv_cache"
 )
 #: A tensor-parallel rank in a line's prefix: "(Worker_TP1 pid=7)", "[2026-01-01 TP1]".
 _RANK = re.compile(r"TP(\d{1,2})(?=[ \]_])")
@@ -34,7 +36,7 @@ _COLOUR = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]?)?|\[\d{1,3}(?:;\d{1,3})*m|\r(?
 _NARROWEST_TERMINAL = 40
 #: What stands behind a number of each kind where its line may have been cut inside it.
 _CUT = {
-    "count": re.compile(r",?\n"),
+    "count": re.compile(r"(?<=\d),?\n"),
     "ratio": re.compile(r"\.?\n"),
     "word": re.compile(r"\n"),
     "size": re.compile(r"(?!)"),  # its unit is behind it
@@ -202,10 +204,11 @@ def _number(name: str, written: str) -> tuple[str, float, float, float, str]:
     if kind == "size":
         digits, label = re.fullmatch(r"([-\d.]+)\s*([A-Za-z]*)", digits).groups()  # type: ignore[union-attr]
     decimals = len(digits.partition(".")[2])
+    if kind == "count":
+        return unit or "", *(parse_tokens(written),) * 3, ""
     value = float(digits) if decimals else int(digits)
     scale = 1
     if kind == "size":
         unit, scale = UNITS[label or "bytes"]
-    rounded = kind != "count" and unit != "bytes"
-    half = 0.5 * 10.0**-decimals if rounded else 0
+    half = 0 if unit == "bytes" else 0.5 * 10.0**-decimals
     return unit or "", value, (value - half) * scale, (value + half) * scale, ""

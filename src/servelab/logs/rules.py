@@ -20,6 +20,10 @@ from servelab.units import GiB
 BLOCK_SIZES = (16, 32, 64, 128, 256, 8, 1)
 #: vLLM V0's ``swap_space`` where none is given.
 SWAP_SPACE_GIB = 4
+_NOT_IN_PROPORTION = (
+    "a model with windows or states needs less than in proportion to length: its configuration "
+    "tells"
+)
 
 
 def _tokens_from_blocks(target: Reading, run: Run) -> Iterator[Derived]:
@@ -47,11 +51,13 @@ def _tokens_from_blocks(target: Reading, run: Run) -> Iterator[Derived]:
 
 
 def _stated_twice(target: Reading, run: Run) -> Iterator[Derived]:
-    """SGLang and TensorRT-LLM state the tokens twice."""
-    if target.engine == "vllm":
-        return  # several workers, each with its own
+    """SGLang sums up with the tokens of a pool; of its pools, each may have its own."""
+    if target.engine != "sglang":
+        return
+    sums_up = not any(run.same_statement(name, target) for name in ("k_size", "kv_size"))
     for other in run.nearest("tokens", target):
-        yield Derived(other.value, other.low, other.high, "stated twice", cut(other))
+        if sums_up or other.value == target.value:
+            yield Derived(other.value, other.low, other.high, "stated twice", cut(other))
 
 
 def _concurrency(target: Reading, run: Run) -> Iterator[Derived]:
@@ -68,13 +74,16 @@ def _concurrency(target: Reading, run: Run) -> Iterator[Derived]:
             if length.low <= 0:
                 continue
             whole = -(-length.high // size) * size
+            # newer vLLM prints int(concurrency x length) as tokens
+            high = (source.high * slots + 1) / length.low
+            groups = target.low > high and slots == 1 and not source.value % size
             yield Derived(
                 source.value * slots / length.value,
                 source.low * slots / whole,
-                # newer vLLM prints int(concurrency x length) as tokens
-                (source.high * slots + 1) / length.low,
+                high,
                 f"{source.value * slots:,} tokens / {length.text} per request",
                 cut(source, length),
+                _NOT_IN_PROPORTION if run.spec is None and groups else "",
             )
 
 
@@ -91,12 +100,14 @@ def _estimated_length(target: Reading, run: Run) -> Iterator[Derived]:
                 high = available.high / needed.low * length.high
                 middle = available.value * available.scale / (needed.value * needed.scale)
                 size = BLOCK_SIZES[0]
+                low = low // size * size
                 yield Derived(
                     middle * length.value // size * size,
-                    low // size * size,
+                    low,
                     high,
                     f"{length.text} x {available.text} / {needed.text}, in whole blocks",
                     cut(needed, length, available),
+                    _NOT_IN_PROPORTION if run.spec is None and target.high < low else "",
                 )
 
 
@@ -112,12 +123,14 @@ def _needed_from_capacity(target: Reading, run: Run) -> Iterator[Derived]:
                 if not share or available.low <= 0 or length.value > tokens.value:
                     continue
                 spare = available.high / tokens.value * BLOCK_SIZES[0]
+                low = (available.low - spare) * length.low / tokens.high
                 yield Derived(
                     available.value * available.scale * share,
-                    (available.low - spare) * length.low / tokens.high,
+                    low,
                     available.high * length.high / tokens.low,
                     f"{available.text} x {length.text} / {tokens.text}",
                     cut(tokens, length, available),
+                    _NOT_IN_PROPORTION if run.spec is None and target.high < low else "",
                 )
 
 
@@ -129,21 +142,30 @@ def _cpu_blocks_from_gpu(target: Reading, run: Run) -> Iterator[Derived]:
         for available in run.nearest("available", target):
             if available.low <= 0 or blocks.low <= 0:
                 continue
-            swap, stated = swap_bytes(run)
-            yield Derived(
-                swap * blocks.value // (available.value * available.scale),
-                swap * blocks.low // available.high,
-                swap * (blocks.high + 1) / available.low,
-                f"{stated} / ({available.text} / {blocks.text})",
-                cut(blocks, available),
-            )
+            block = available.value * available.scale / blocks.value
+            for swap, stated, doubt in swap_spaces(target, run, block):
+                yield Derived(
+                    swap // block,
+                    swap * blocks.low // available.high,
+                    swap * (blocks.high + 1) / available.low,
+                    f"{stated} / ({available.text} / {blocks.text})",
+                    cut(blocks, available) or doubt,
+                )
 
 
-def swap_bytes(run: Run) -> tuple[float, str]:
+def swap_spaces(target: Reading, run: Run, block_bytes: float) -> Iterator[tuple[float, str, str]]:
+    """Yield the swap space in bytes, what it is, and the doubt in it.
+
+    That which the log states, else the default and the whole GiB that CPU blocks would come from.
+    """
     stated = run.setting("swap_space")
-    if stated is None:
-        return SWAP_SPACE_GIB * GiB, f"a swap space of {SWAP_SPACE_GIB} GiB, the default,"
-    return stated.value * GiB, f"a swap space of {stated.text}"
+    if stated is not None:
+        yield stated.value * GiB, f"a swap space of {stated.text}", ""
+        return
+    yield SWAP_SPACE_GIB * GiB, f"a swap space of {SWAP_SPACE_GIB} GiB, the default,", ""
+    likely = round((target.value + 0.5) * block_bytes / GiB) if target.value else 0
+    doubt = f"it would follow with a swap space of {likely} GiB, which the log does not state"
+    yield likely * GiB, f"a swap space of {likely} GiB", doubt
 
 
 def _usable(target: Reading, run: Run) -> Iterator[Derived]:
@@ -245,7 +267,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "usable": (_usable,),
     "available": (_budget,),
     "suggested": (_suggested,),
-    "suggested_bytes": (_suggested_bytes,),
+    "suggested_bytes": (_suggested_bytes, _suggested),
     "needed": (_needed_from_capacity,),
     "tokens": (_tokens_from_blocks, _stated_twice),
     "cpu_blocks": (_cpu_blocks_from_gpu,),

@@ -25,7 +25,8 @@ class Derived:
     """A number as it follows from others.
 
     Fields: ``value`` and the interval ``low`` to ``high``, in bytes for a size; ``why`` the
-    arithmetic; ``doubt`` why agreement would prove nothing ("" where it would).
+    arithmetic; ``doubt`` why agreement would prove nothing, ``excuse`` why a difference would
+    ("" where it would prove something).
     """
 
     value: float
@@ -33,6 +34,7 @@ class Derived:
     high: float
     why: str
     doubt: str = ""
+    excuse: str = ""
 
 
 class Run:
@@ -48,8 +50,11 @@ class Run:
         self.spec = spec
         self.ranks_seen = ranks_seen
         self._readings: dict[str, list[Reading]] = {}
+        self._stated: dict[tuple[int, str], list[Reading]] = {}
         for reading in readings:
             self._readings.setdefault(reading.quantity, []).append(reading)
+            stated = self._stated.setdefault((reading.statement, reading.quantity), [])
+            stated += [reading, *reading.extensions()]
 
     def nearest(self, quantity: str, to: Reading) -> list[Reading]:
         """Return the readings of a quantity, nearest first, those before ``to`` before the rest.
@@ -68,7 +73,7 @@ class Run:
 
     def same_statement(self, quantity: str, as_: Reading) -> list[Reading]:
         """Return the readings of a quantity in the sentence of another."""
-        return [r for r in self.nearest(quantity, as_) if r.statement == as_.statement]
+        return self._stated.get((as_.statement, quantity), [])
 
     def setting(self, quantity: str) -> Reading | None:
         """Return the last reading of a setting, None if there is none."""

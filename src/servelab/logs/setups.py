@@ -42,8 +42,8 @@ class Setup:
     """One way in which a run may have been set up.
 
     Fields: ``tp``, ``pp``, ``dcp`` parallel sizes; ``kv_dtype``; ``block_size`` in tokens;
-    ``batched_tokens`` of a step; ``doubt`` what the log does not state; ``note`` what to add to the
-    arithmetic.
+    ``batched_tokens`` of a step; ``doubt`` what the log does not state; ``excuse`` what it leaves
+    unknown whatever the setup; ``note`` what to add to the arithmetic.
     """
 
     tp: int = 1
@@ -53,6 +53,7 @@ class Setup:
     block_size: int = BLOCK_SIZES[0]
     batched_tokens: int = 8192
     doubt: str = ""
+    excuse: str = ""
     note: str = ""
 
 
@@ -86,6 +87,7 @@ def setups(run: Run, spec: ModelSpec) -> Iterator[Setup]:
         kv_dtype=kv_dtype,
         block_size=number("block_size", BLOCK_SIZES[0]),
         batched_tokens=number("batched_tokens", 8192),
+        excuse=cut_setting(run) or _unknown(run, spec),
     )
     yield from _variants(base)
     for kv in (kv_dtype,) if stated_kv else (kv_dtype, "fp8", "fp8_ds_mla"):
@@ -110,6 +112,16 @@ def _variants(base: Setup) -> Iterator[Setup]:
         # vllm-project/vllm#34076: compared one stage's memory with the whole model's need
         note = f", all layers counted as if on one of the {base.pp} stages"
         yield replace(base, pp=1, note=note)
+
+
+def _unknown(run: Run, spec: ModelSpec) -> str:
+    """Return what shares the cache and is in neither the log nor the configuration, "" if none."""
+    draft = run.setting("draft")
+    if draft is not None and draft.word != "None":
+        return "a draft model has layers of its own in the cache"
+    if spec.state_bytes_per_sequence:
+        return "how states share the pages of the cache differs from version to version"
+    return ""
 
 
 def cut_setting(run: Run) -> str:

@@ -70,18 +70,29 @@ class Measurement:
     """A published measurement.
 
     Fields: ``name``, ``source``, ``kind`` ("decode", "prefill", "static batch end to end", ...);
-    ``label`` model, format, devices, batch and tokens as the source names them; ``note``; ``apart``
-    why it is no measurement to hold against a bound, None where it is one; ``achieved`` None where
-    there is not enough stated to price it.
+    ``model``, ``dtype``, ``hardware``, ``devices`` (None where not stated), ``batch``, ``tokens``
+    as the source names them; ``note``; ``apart`` why it is no measurement to hold against a bound,
+    None where it is one; ``achieved`` None where there is not enough stated to price it.
     """
 
     name: str
     source: str
     kind: str
-    label: str
+    model: str
+    dtype: str
+    hardware: str
+    devices: int | None
+    batch: int | None
+    tokens: str
     note: str
     apart: str | None
     achieved: Achieved | None
+
+    @property
+    def label(self) -> str:
+        """Return model, format, devices, batch and tokens in one line."""
+        chips = f"{self.devices} x {self.hardware}" if self.devices else self.hardware
+        return f"{self.model}, {self.dtype}, {chips}, batch {self.batch}, tokens {self.tokens}"
 
 
 @cache
@@ -117,8 +128,6 @@ def published_table() -> str:
 
 def _measurement(record: Mapping[str, Any]) -> Measurement:
     run = record.get("run")
-    count = record["num_devices"]
-    devices = f"{count} x {record['hardware']}" if count else record["hardware"]
     achieved = None
     if run is not None:
         achieved = Achieved(_bound_seconds(record, run), _measured_seconds(record, run))
@@ -126,8 +135,12 @@ def _measurement(record: Mapping[str, Any]) -> Measurement:
         record["id"],
         record["source"],
         record["kind"],
-        f"{record['model']}, {record['dtype']}, {devices}, "
-        f"batch {record['batch']}, tokens {record['context']}",
+        record["model"],
+        record["dtype"],
+        record["hardware"],
+        record["num_devices"],
+        record["batch"],
+        str(record["context"]),
         record["note"],
         record.get("apart"),
         achieved,
