@@ -93,11 +93,11 @@ def _text_section(outer: Keys) -> tuple[Keys, str]:
 
 def _check_ties(outer: Keys, nested: Keys) -> None:
     """Carry down what the outer section says of the text decoder; refuse a contradiction."""
-    for key in ("tie_word_embeddings", "torch_dtype", "dtype"):
+    for key in ("tie_word_embeddings", "vocab_size", "hidden_size", "torch_dtype", "dtype"):
         above, below = outer.raw(key), nested.raw(key)
-        if above is not None and below is None:
+        if above is not None and below is None and key != "hidden_size":
             nested.settle(key, above, f"{key} = {show(above)}, of the outer section")
-        elif key == "tie_word_embeddings" and None is not above != below:
+        elif not key.endswith("dtype") and None is not above != below:
             raise UnsupportedConfig(
                 key, f"is {show(below)} in the text decoder, {show(above)} above"
             )

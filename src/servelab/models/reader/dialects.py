@@ -21,9 +21,15 @@ from servelab.models.reader.sizes import HIDDEN, LAYERS, Q_HEADS
 
 
 def falcon(keys: Keys, family: Family) -> Family:
-    """Settle Falcon's KV heads and norms by ``new_decoder_architecture`` and ``multi_query``."""
+    """Settle Falcon's KV heads and norms by ``new_decoder_architecture`` and ``multi_query``.
+
+    The first files of Falcon-40B (RefinedWeb) state neither, but ``n_head_kv``, which no file of
+    the old architecture has. Source: tiiuae modelling_RW.py of both sizes.
+    """
     heads = keys.count(*Q_HEADS)
-    new = keys.flag("new_decoder_architecture", False, "absent: false (FalconConfig)")
+    new = keys.flag(
+        "new_decoder_architecture", keys.has("n_head_kv"), "absent: true where n_head_kv is stated"
+    )
     multi_query = keys.flag("multi_query", True, "absent: true (FalconConfig)")
     parallel = keys.flag("parallel_attn", True, "absent: true (FalconConfig)")
     norms = keys.count_or_none("num_ln_in_parallel_attn", rule="absent: 2 in the new architecture")
@@ -173,6 +179,7 @@ def minimax_m2(keys: Keys, family: Family) -> Family:
 
 def phi3(keys: Keys, family: Family) -> Family:
     """Phi-3's ``attention_bias`` is stated by its files and read by no matrix of the model code."""
+    keys.must_be("full_attn_mod", (1,), "full attention in some layers only")
     keys.must_be("attention_bias", (False,), "biases that the model code does not have")
     return family
 
@@ -185,7 +192,8 @@ def cohere2(keys: Keys, family: Family) -> Family:
     keys.must_be("order_of_interleaved_layers", ("local_attn_first",), "another order")
     keys.must_be("use_gated_activation", (True,), "two matrices")
     keys.must_be("use_parallel_block", (True,), "two norms")
-    keys.skip("layer_switch")
+    keys.must_be("use_embedding_sharing", (True,), "an lm_head of its own")
+    keys.skip("layer_switch", "use_parallel_embedding")
     return family
 
 
@@ -200,6 +208,17 @@ def ernie(keys: Keys, family: Family) -> Family:
     """ERNIE writes the experts of text and images as a list; only one number is modelled."""
     if isinstance(keys.raw("moe_num_experts"), (list, tuple)):
         raise UnsupportedConfig("moe_num_experts", "is a list: experts per modality")
+    keys.must_be("moe_gate", ("topk", "topk_fused"), "another router")
+    keys.must_be("moe_use_aux_free", (True,), "a router without its biases")
+    return family
+
+
+def hunyuan(keys: Keys, family: Family) -> Family:
+    """Hunyuan's dense files carry keys of its other models, with values that switch them off."""
+    keys.must_be("num_experts", (1,), "experts")
+    keys.must_be("add_classification_head", (False,), "no lm_head")
+    keys.must_be("norm_type", ("rms",), "other norms")
+    keys.skip("cla_share_factor", "dense_list", "org_vocab_size")
     return family
 
 
@@ -214,10 +233,12 @@ DIALECTS: dict[str, Callable[[Keys, Family], Family]] = {
     "gpt_neo": gpt_neo,
     "qwen": qwen,
     "stablelm": stablelm,
+    "stablelm_epoch": stablelm,
     "opt": opt,
     "minimax_m2": minimax_m2,
     "phi3": phi3,
     "ernie4_5_moe": ernie,
     "hyperclovax": hyperclovax,
+    "hunyuan_v1_dense": hunyuan,
     "cohere2": cohere2,
 }

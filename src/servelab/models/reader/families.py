@@ -50,6 +50,9 @@ _STARCODER2 = replace(_LAYER_NORM, source=_hf("starcoder2"), tied=True,
 _GLM = replace(_LLAMA, source=_hf("glm"), qkv_bias=("attention_bias", True), out_bias=False,
     mlp_bias=False)
 _GRANITE_MOE = replace(_LLAMA, source=_hf("granitemoe"), mlp_bias=False, mixture=_WIDE)
+_STABLELM = replace(_LLAMA, source=_hf("stablelm"), norm="layer",
+        qkv_bias=("use_qkv_bias", False), out_bias=False, mlp_bias=False, fixed=(("qk_layernorm",
+        False),))
 _ERNIE = replace(_LLAMA, source=_hf("ernie4_5"), tied=True, qkv_bias=("use_bias", False),
     out_bias=("use_bias", False), mlp_bias=("use_bias", False))
 
@@ -150,9 +153,8 @@ FAMILIES: dict[str, Family] = {
         qk_norm_key=("qk_layernorm", True)),
     "nemotron": replace(_LAYER_NORM, source=_hf("nemotron")),
     "starcoder2": _STARCODER2,
-    "stablelm": replace(_LLAMA, source=_hf("stablelm"), norm="layer",
-        qkv_bias=("use_qkv_bias", False), out_bias=False, mlp_bias=False, fixed=(("qk_layernorm",
-        False),)),
+    "stablelm": _STABLELM,
+    "stablelm_epoch": replace(_STABLELM, source="stabilityai modeling_stablelm_epoch.py"),
     # --- mixtures of experts ----------------------------------------------------------------------
     "mixtral": replace(_NO_BIAS, source=_hf("mixtral"), window="everywhere", mixture=_WIDE),
     "phimoe": replace(_LLAMA, source=_hf("phimoe"), norm="layer", mlp_bias=False,
@@ -184,7 +186,8 @@ _STATED = {
     "num_key_value_heads": """
         cwm helium smollm3 ministral3 mistral ministral seed_oss internlm3 ernie4_5 exaone exaone4
         qwen2 qwen2_vl qwen2_5_vl qwen2_moe qwen3 qwen3_moe qwen3_vl qwen3_vl_moe gemma gemma2
-        gemma3 vaultgemma glm glm4 glm4v glm4_moe starcoder2 stablelm mixtral phimoe gpt_oss
+        gemma3 vaultgemma glm glm4 glm4v glm4_moe starcoder2 stablelm stablelm_epoch
+        mixtral phimoe gpt_oss
         ernie4_5_moe exaone_moe solar_open dots1 minimax_m2""",
     "head_dim": """
         cwm helium ministral3 seed_oss internlm3 ernie4_5 qwen3 qwen3_vl gemma gemma2 gemma3

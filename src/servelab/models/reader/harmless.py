@@ -11,7 +11,7 @@ import re
 #: A key with one of these in its name speaks of shape or cache, unless it is listed below.
 _STEMS = re.compile(
     "attention|attn|head|kv|cache|window|swa|sliding|chunk|sparse|index|expert|moe|router|layer|"
-    "block|mamba|ssm|conv|state|linear|delta|recurrent|latent|lora|rank|compress|share|sharing|"
+    "block|mamba|ssm|conv|state|linear|delta|recur|loop|repeat|ut_step|latent|lora|rank|compress|share|sharing|"
     "cross|mla|mtp|nextn|hidden_size|dim|width|_size|group|pattern|memory|depth|token_merg|sink|"
     "mlp|ffn|proj|bias|norm|tie_|gate|query|key_value|alibi|position_embed|quant|adapter|segment|"
     "hybrid|ratio|interval|period|offset|freq"
@@ -45,7 +45,7 @@ _NAMES = {
     # position encodings without a table
     "rotary_dim", "original_max_position_embeddings", "no_rope_layers",
     "no_rope_layer_interval", "indexer_rope_interleave", "alibi_bias_max",
-    "rope_local_base_freq", "rope_freq_constant", "swa_rope_theta", "use_logn_attn",
+    "rope_local_base_freq", "rope_freq_constant", "rope_ratio", "swa_rope_theta", "use_logn_attn",
     # execution: kernels, sharding, caching on or off, what is returned
     "use_cache", "chunk_size", "chunk_size_feed_forward", "mamba_chunk_size",
     "use_mamba_kernels", "use_mambapy", "mamba_hidden_act", "mlp_hidden_act",
@@ -64,7 +64,10 @@ _NAMES = {
 }  # fmt: skip
 
 #: Keys of towers, projectors and tokens of other media: no part of the text decoder.
-_MEDIA = re.compile("image|video|vision|audio|speech|projector|mm_|media|visual|pixel|vit_|img_")
+_MEDIA = re.compile(
+    "image|video|vision|audio|speech|projector|mm_|media|visual|pixel|vit_|img_|spatial|downsample|"
+    "select_layer"
+)
 
 
 def bears_on_shape(name: object, value: object) -> bool:
@@ -78,6 +81,8 @@ def bears_on_shape(name: object, value: object) -> bool:
     lowered = name.lower()
     if value is False and lowered.endswith("bias"):
         return False  # a bias that is not there
+    if lowered in ("use_backbone_lora", "use_llm_lora"):
+        return bool(value)  # the rank that a fine-tuning had, 0 without
     if lowered in _NAMES or lowered.endswith(("_token_id", "_token_ids", "_token_index")):
         return False
     return bool(_STEMS.search(lowered)) and not _MEDIA.search(lowered)

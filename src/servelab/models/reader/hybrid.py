@@ -200,7 +200,6 @@ def minimax(keys: Keys, name: str) -> ModelSpec:
         sizes.hidden, heads[0].num_q_heads, heads[0].head_dim, recurrent.state_dtype(keys, dtype)
     )
     keys.skip("block_size", "postnorm", "shared_moe_mode", "attention_type")
-    keys.must_be("sliding_window", (), "a window")
     return mix(sizes, name, kinds, heads, state, read_blocks(sizes))
 
 

@@ -26,7 +26,6 @@ from servelab.models.reader.mixing import (
     unwindowed,
 )
 from servelab.models.reader.ordinary import assemble, read_dtype
-from servelab.models.reader.patterns import RECURRENT
 from servelab.models.reader.sizes import HEADS_STATED, KV_STATED, LAYERS, Sizes, read_sizes
 from servelab.models.spec import ModelSpec
 
@@ -48,7 +47,6 @@ def jamba(keys: Keys, name: str) -> ModelSpec:
         keys.flag("mamba_proj_bias", False, "absent: false (JambaConfig)"),
         norms=True,
     )
-    keys.must_be("sliding_window", (), "a window")
     keys.must_be("mamba_inner_layernorms", (True,), "no inner norms")
     return mix(sizes, name, kinds, unwindowed(sizes), state, read_blocks(sizes))
 
@@ -97,9 +95,7 @@ def granite_hybrid(keys: Keys, name: str) -> ModelSpec:
         keys.settle("intermediate_size", width, f"shared_intermediate_size = {width}: no experts")
     sizes = read_sizes(keys, family)
     kinds = kinds_of(keys, sizes.layers)
-    if RECURRENT not in kinds:
-        raise UnsupportedConfig("layer_types", "has no recurrent layer")
-    state = _mamba2_state(sizes)
+    state = _mamba2_state(sizes)  # stated even where no layer has it
     return mix(sizes, name, kinds, unwindowed(sizes), state, read_blocks(sizes))
 
 

@@ -82,7 +82,12 @@ def kinds_of(keys: Keys, layers: int, period: str | None = None, offset: str | N
 
 
 def unwindowed(sizes: Sizes) -> list[Attention]:
-    """Return attention without a window for every layer."""
+    """Return attention without a window for every layer; a window that is switched off is none."""
+    keys = sizes.keys
+    keys.must_be("use_sliding_window", (False,), "windows beside recurrent layers")
+    if keys.has("use_sliding_window"):
+        keys.skip("sliding_window", "max_window_layers")
+    keys.must_be("sliding_window", (), "windows beside recurrent layers")
     return read_attention(sizes, [Reach()] * sizes.layers)
 
 

@@ -210,7 +210,7 @@ def _sparse_rules(keys: Keys, layers: int) -> dict[str, list[bool]]:
     if keys.has("moe_layer_start_index"):
         start, end = (
             keys.count("moe_layer_start_index", minimum=0),
-            keys.count_or(layers - 1, "moe_layer_end_index", rule="absent: the last", minimum=0),
+            keys.count_or(-1, "moe_layer_end_index", rule="absent: the last", minimum=-1) % layers,
         )
         step = keys.count_or(1, "moe_layer_interval", rule="absent: every layer")
         rules["moe_layer_start_index"] = [

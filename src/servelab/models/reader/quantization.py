@@ -31,6 +31,12 @@ from servelab.models.reader.stored import (
 from servelab.models.spec import ModelSpec
 from servelab.units import size_bytes
 
+#: Where a configuration lists the modules that keep the model's dtype.
+_LISTS_OF_MODULES = (
+    "modules_to_not_convert", "ignore", "exclude_modules", "llm_int8_skip_modules",
+    "ignored_layers",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class _Plan:
@@ -99,9 +105,13 @@ def with_published_weights(spec: ModelSpec, outer: Keys, text: Keys) -> ModelSpe
 def _plan(config: Keys) -> _Plan:
     """Return the plan that a ``quantization_config`` states."""
     method = config.text("quant_method") or ("modelopt" if config.has("quant_algo") else None)
-    ignored: list[Any] = []
-    for key in ("modules_to_not_convert", "ignore", "exclude_modules", "llm_int8_skip_modules"):
+    ignored = _left_out_by_rule(config)
+    for key in _LISTS_OF_MODULES:
         ignored += config.listing(key) or []
+    config.must_be("modules_in_block_to_quantize", (), "some matrices of a layer only")
+    sparsity = config.section("sparsity_config")
+    if sparsity is not None:
+        sparsity.must_be("format", ("dense",), "weights without their zeros")
     left_out = Names("quantization_config.ignore", ignored)
     if method in ("compressed-tensors", "modelopt"):
         return _Plan(_groups(config), left_out, lm_head=True)
@@ -123,6 +133,16 @@ def _plan(config: Keys) -> _Plan:
         f"quant_method {show(method)} is not understood; known: gptq, awq, compressed-tensors, "
         f"fp8, fbgemm_fp8, mxfp4, modelopt, bitsandbytes",
     )
+
+
+def _left_out_by_rule(config: Keys) -> list[Any]:
+    """Return what GPTQModel's ``dynamic`` leaves out; rules that change a module are refused."""
+    rules = config.section("dynamic")
+    names = [] if rules is None else rules.names()
+    for name in names:
+        if rules is not None and not name.startswith("-:") and rules.raw(name) not in (None, {}):
+            raise UnsupportedConfig("dynamic", f"{show(name)}: a module of its own format")
+    return [f"re:{name[2:]}" for name in names if name.startswith("-:")]
 
 
 def _fp8(config: Keys) -> Scheme:

@@ -37,9 +37,10 @@ _PARTS = {
     "index_weights_proj": ("indexer.weights_proj",),
 }
 NEVER = frozenset({"router", "shared_gate", "index_weights_proj", "in_proj_ba"})
-_ROOTS = re.compile(
-    r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.|backbone\.)"
-)
+#: What may stand before the name of a module, the longest first.
+_ROOTS = ("model.language_model.", "language_model.model.", "language_model.", "model.",
+          "backbone.")  # fmt: skip
+_ROOT = re.compile("^(" + "|".join(map(re.escape, _ROOTS)) + ")")
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Names:
         for pattern in patterns:
             if not isinstance(pattern, str):
                 raise UnsupportedConfig(key, f"{show(pattern)} is no name of a module")
-            bare = _ROOTS.sub("", pattern)
+            bare = _ROOT.sub("", pattern)
             if pattern.startswith("re:"):
                 expressions.append(pattern[3:])
             elif bare.endswith("*") and not set(bare[:-1]) & set("*?["):
@@ -118,7 +119,7 @@ class Names:
             if stem in self._exact:
                 return True
             stem = stem.rpartition(".")[0]
-        return any(e.match(module) or e.match(f"model.{module}") for e in self._expressions)
+        return any(e.match(root + module) for e in self._expressions for root in ("", *_ROOTS))
 
 
 def matrices(
