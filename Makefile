@@ -1,6 +1,7 @@
 # Every target sets up the virtual environment first if it is missing or out of date.
 PYTHON ?= python3
 BIN := .venv/bin
+PORT ?= 8000
 
 .DEFAULT_GOAL := help
 .PHONY: help book test notebooks serve lint bench measure look clean
@@ -8,7 +9,7 @@ BIN := .venv/bin
 help: ## list these targets
 	@echo "The Physics of LLM Serving. Targets:"
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
-	@echo "Variables: PYTHON=python3.12 (interpreter), NB=chapters/02_the_roofline (one notebook), REFRESH=1 (measure anew)"
+	@echo "Variables: PYTHON=python3.12 (interpreter), NB=chapters/02_the_roofline (one notebook), REFRESH=1 (measure anew), PORT=8001 (of make serve), ARGS=--replace (of make measure)"
 
 .venv/.stamp: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -31,8 +32,10 @@ notebooks: .venv/.stamp ## run the chapters and store their outputs (NB=..., REF
 	@$(BIN)/python tools/notebooks.py $(if $(REFRESH),--refresh) $(NB)
 
 serve: book ## build the book and serve it on this machine
-	@echo "==> Serving the book on http://127.0.0.1:8000 (Ctrl-C stops it)"
-	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html 8000
+	@$(BIN)/python -c 'import socket; socket.create_server(("127.0.0.1", $(PORT)))' 2>/dev/null \
+	  || { echo "Error: port $(PORT) is taken. Try: make serve PORT=8001" >&2; exit 1; }
+	@echo "==> Serving the book on http://127.0.0.1:$(PORT) (Ctrl-C stops it)"
+	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html $(PORT)
 
 lint: .venv/.stamp ## style, spelling and types only
 	@$(BIN)/python tools/run_tests.py lint
@@ -41,9 +44,9 @@ bench: .venv/.stamp ## measure our own code against its roofs
 	@echo "==> Running the benchmarks"
 	@$(BIN)/python benchmarks/run.py
 
-measure: .venv/.stamp ## measure this machine and store a record
+measure: .venv/.stamp ## measure this machine and store a record (ARGS="--replace")
 	@echo "==> Measuring this machine"
-	@$(BIN)/python -m servelab.measure
+	@$(BIN)/python -m servelab.measure $(ARGS)
 
 look: book ## screenshots of every page, wide and narrow, light and dark (needs Chromium)
 	@echo "==> Taking screenshots into _build/look"
