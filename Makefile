@@ -9,7 +9,7 @@ PORT ?= 8000
 help: ## list these targets
 	@echo "The Physics of LLM Serving. Targets:"
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
-	@echo "Variables: PYTHON=python3.12 (interpreter), NB=chapters/02_the_roofline (one notebook), REFRESH=1 (measure anew), PORT=8001 (of make serve), ARGS=--replace (of make measure)"
+	@echo "Variables: PYTHON=python3.12 (interpreter), NB=chapters/02_the_roofline (one notebook), REFRESH=1 (measure anew), PORT=8001 (for serve)"
 
 .venv/.stamp: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -44,7 +44,7 @@ bench: .venv/.stamp ## measure our own code against its roofs
 	@echo "==> Running the benchmarks"
 	@$(BIN)/python benchmarks/run.py
 
-measure: .venv/.stamp ## measure this machine and store a record (ARGS="--replace")
+measure: .venv/.stamp ## measure this machine and store a record (ARGS=--replace)
 	@echo "==> Measuring this machine"
 	@$(BIN)/python -m servelab.measure $(ARGS)
 

@@ -229,7 +229,9 @@ def test_make_measure_stores_a_record_once(
     assert record.measurements[-1].shape == (2, 96, 64)
     assert record.name in capsys.readouterr().out
     assert command.main(arguments) == 2
-    assert "--replace" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "--replace" in told.err
+    assert "measuring" not in told.out  # refused before the work, not after it
     assert measure.load_records(tmp_path) == (record,)
 
 

@@ -1,13 +1,14 @@
 """``python -m servelab.measure``: measure this device and keep the record."""
 
 import argparse
+import datetime
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 from servelab import models
 from servelab.measure.device import probe
-from servelab.measure.records import FOLDER, Record, fastest
+from servelab.measure.records import FOLDER, Record, fastest, record_name
 from servelab.measure.timing import linears, roofs
 from servelab.units import format_bandwidth, format_flop_rate, format_seconds, table
 
@@ -71,7 +72,16 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.repeat < 1:
         parser.error(f"--repeat must be at least 1, got {options.repeat}")
-    print(probe().report(), flush=True)
+    device = probe()
+    print(device.report(), flush=True)
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    path = options.out / f"{record_name(today, device)}.json"
+    if path.exists() and not options.replace:  # said now, not after a minute of measuring
+        print(
+            f"{path} exists: nothing measured. To measure again: --replace, or another --out",
+            file=sys.stderr,
+        )
+        return 2
     series = [measured(options.quick, options.note) for _ in range(options.repeat)]
     record = fastest(series)
     if len(series) > 1:  # a selection belongs into the record, whoever writes the note

@@ -89,6 +89,12 @@ class Measurement:
         return (high - low) / self.median_seconds
 
 
+def record_name(date: str, device: Device) -> str:
+    """Return the name of a device's record of a day: date, device, size of the device."""
+    size = f" {device.cores} cores" if device.kind == "cpu" else ""
+    return f"{date}-{re.sub('[^a-z0-9]+', '-', (device.name + size).lower()).strip('-')}"
+
+
 @dataclass(frozen=True)
 class Record:
     """The measurements of one device.
@@ -116,9 +122,7 @@ class Record:
     @property
     def name(self) -> str:
         """Return the record's name, which is also its file's: date, device, size of the device."""
-        device = self.device
-        size = f" {device.cores} cores" if device.kind == "cpu" else ""
-        return f"{self.date}-{re.sub('[^a-z0-9]+', '-', (device.name + size).lower()).strip('-')}"
+        return record_name(self.date, self.device)
 
     def best(self, quantity: str, dtype: str | None = None) -> Measurement:
         """Return the fastest measurement of a quantity, over all shapes; None: of any dtype.
