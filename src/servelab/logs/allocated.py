@@ -5,7 +5,7 @@ is about, from the model or from the widths that llama.cpp prints of it.
 
 Assumes: llama.cpp's cache is f16 or f32 where its line names no format.
 
-Ignores: pools for windows in SGLang and TensorRT-LLM.
+Ignores: pools for windows in TensorRT-LLM.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from servelab.logs.readings import Reading
 from servelab.logs.run import Derived, Rule, Run, cut
 from servelab.logs.setups import Setup, kv_format, setups
 from servelab.memory.formats import ROW_BLOCKS, index_bytes, keys_bytes
-from servelab.models import Attention, LayerSpec, ModelSpec
+from servelab.models import Attention, LatentAttention, LayerSpec, ModelSpec
 from servelab.models.parallel import rank
 from servelab.units import format_bytes, size_bytes
 
@@ -48,20 +48,34 @@ def _allocated(target: Reading, run: Run) -> Iterator[Derived]:
                     size = (tokens.value + more) * per_token
                     why = f"{tokens.text} x {format_bytes(per_token)}{what}"
                     why += f", and a page of {more}" if more else ""
-                    yield Derived(size, size, size, why, cut(tokens) or setup.doubt)
+                    doubt = cut(tokens) or setup.doubt
+                    yield Derived(size, size, size, why, doubt, setup.excuse)
 
 
 def _token_sizes(spec: ModelSpec, setup: Setup, target: Reading) -> list[tuple[int, str]]:
     """Return what one token may take on a rank: with index keys, and as logs before had it."""
     try:
-        layers = rank(spec, setup.tp).layers
-        kept = sum(_part(layer, setup.kv_dtype, target.quantity) for layer in layers)
+        layers = [layer for layer in rank(spec, setup.tp).layers if layer.attention]
+        sizes = [
+            (sum(_part(layer, setup.kv_dtype, target.quantity) for layer in group), what)
+            for group, what in _groups(layers)
+        ]
         index = sum(index_bytes(layer, "fp8_ds_mla") for layer in layers)
     except ValueError:
         return []
     if not index:
-        return [(kept, "")]
+        return sizes
+    kept = sizes[0][0]
     return [(kept + index, ", index keys included"), (kept, ", index keys left out")]
+
+
+def _groups(layers: list[LayerSpec]) -> list[tuple[list[LayerSpec], str]]:
+    """Return all layers, and those that may have a pool of their own: with and without a window."""
+    full = [layer for layer in layers if layer.attention and layer.attention.window is None]
+    sliding = [layer for layer in layers if layer not in full]
+    if not full or not sliding:
+        return [(layers, "")]
+    return [(layers, ""), (full, " of layers in full"), (sliding, " of layers with windows")]
 
 
 def _part(layer: LayerSpec, kv_dtype: str, quantity: str) -> int:
@@ -79,18 +93,41 @@ def _cells(target: Reading, run: Run) -> Iterator[Derived]:
     assert run.spec is not None
     layers = run.spec.layers
     cached = [layer for layer in layers if layer.attention and layer.kv_elements_per_token]
-    full = [layer for layer in cached if layer.attention and layer.attention.window is None]
-    sliding = [layer for layer in cached if layer not in full]
     counted = run.same_statement("layers", target)
-    for group in (cached, full, sliding):
-        if counted and len(group) != counted[0].value:
-            continue
+    groups = [group for group, _ in _groups(cached)]
+    counted_groups = [g for g in groups if counted and len(g) == counted[0].value]
+    excuse = "it is a draft model's" if run.setting("draft") else ""
+    if counted and not counted_groups:
+        excuse = f"the model has no such {counted[0].text}: a draft model, or another"
+    for group in counted_groups or groups:
         for word, name in _formats(target, run):
-            per_cell = sum(_part(layer, name, target.quantity) for layer in group)
-            what = f"{format_bytes(per_cell)} of {len(group)} layers in {word}"
-            for cells in _cells_of(target, run):
-                ends = (cells.value * per_cell, cells.low * per_cell, cells.high * per_cell)
-                yield Derived(*ends, f"{cells.text} x {what}", cut(cells))
+            for per_cell, how in _cell_sizes(group, name, target.quantity):
+                what = f"{format_bytes(per_cell)} of {len(group)} layers in {word}{how}"
+                for cells in _cells_of(target, run):
+                    ends = (cells.value * per_cell, cells.low * per_cell, cells.high * per_cell)
+                    yield Derived(*ends, f"{cells.text} x {what}", cut(cells), excuse)
+
+
+def _cell_sizes(layers: list[LayerSpec], kv_dtype: str, quantity: str) -> Iterator[tuple[int, str]]:
+    """Yield the bytes of a cell: for latents in each way that llama.cpp has kept them."""
+    yield sum(_part(layer, kv_dtype, quantity) for layer in layers), ""
+    latents = [a for layer in layers if isinstance(a := layer.attention, LatentAttention)]
+    if latents:
+        for as_heads, how in ((False, ", latents again as values"), (True, ", latents as heads")):
+            kept = [LayerSpec(_unfolded(a, as_heads), None, 0) for a in latents]
+            yield sum(_part(layer, kv_dtype, quantity) for layer in kept), how
+
+
+def _unfolded(latent: LatentAttention, as_heads: bool) -> Attention:
+    """Return the heads whose keys and values are kept: the latent as one, or all, projected.
+
+    Source: ggml-org/llama.cpp#12801 (from heads to latents), #19067 (latents no longer as values).
+    """
+    heads = latent.num_q_heads
+    if as_heads:
+        key = latent.qk_nope_head_dim + latent.qk_rope_head_dim
+        return Attention(heads, heads, key, v_head_dim=latent.v_head_dim)
+    return Attention(heads, 1, latent.kv_width, v_head_dim=latent.kv_lora_rank)
 
 
 def _described_cells(target: Reading, run: Run) -> Iterator[Derived]:
@@ -129,7 +166,10 @@ def _formats(target: Reading, run: Run) -> list[tuple[str, str]]:
     both = ["k_dtype", "v_dtype"]
     words = {
         r.word for n in names.get(target.quantity, both) for r in run.same_statement(n, target)
-    } or {"f16", "f32"}
+    }
+    if not words and run.same_statement("cells", target):
+        return []  # newer lines name it: it has been cut off
+    words = words or {"f16", "f32"}
     if len(words) > 1 and words != {"f16", "f32"}:
         return []  # each is checked by itself
     found = [(word, kv_format(word)) for word in sorted(words)]

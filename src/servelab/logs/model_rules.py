@@ -11,8 +11,8 @@ Ignores: bytes of what is allocated (`servelab.logs.allocated`); draft models; i
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
+from servelab.logs.defaults import swap_spaces
 from servelab.logs.readings import Reading
-from servelab.logs.rules import swap_spaces
 from servelab.logs.run import Derived, Rule, Run, cut, uniform
 from servelab.logs.setups import WEIGHT_TOLERANCE, Setup, cut_setting, rank_weights, setups
 from servelab.memory import Capacity, capacity, suggested_context

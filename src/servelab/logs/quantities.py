@@ -22,10 +22,10 @@ UNITS = {
     "KiB": ("KiB", KiB),
     "bytes": ("bytes", 1),
 }
-_DECIMAL = r"\d{1,12}(?:\.\d{1,8})?"
+_DECIMAL = r"[0-9]{1,12}(?:\.[0-9]{1,8})?"
 _PATTERNS = {
     # the look-ahead keeps a count from ending inside a longer one; a command line may say 32K
-    "count": r"(?:\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?!\d|[.,]\d)(?:[kKmM](?![A-Za-z]))?",
+    "count": r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,4}|[0-9]{1,15})(?!\d|[.,]\d)(?:[kKmM](?![A-Za-z]))?",
     "size": rf"-?{_DECIMAL}\s*(?:GiB|GB|MiB|MB|KiB|bytes)(?![A-Za-z])",
     "ratio": rf"{_DECIMAL}(?!\d|\.\d)",
     "word": r"[A-Za-z][\w.]{0,30}(?!\w)",
@@ -81,15 +81,15 @@ QUANTITIES: dict[str, tuple[str, str | None, bool]] = {
 
 # A space stands for any white space, a tilde for white space or none. Each begins with letters that
 # are rare in logs: that is what makes the search fast.
-_SETTING = r"['\"]?[=:\s]\s{0,4}['\"]?"
+_SETTING = r"['\"]?[=:\s]\s{0,12}['\"]?"
 SHAPES: tuple[tuple[str, str], ...] = (
     # vLLM
     ("vllm", r"model weights took~{weights}"),
     ("vllm", r"Model loading took~{weights}"),
     ("vllm", r"model weights take~{weights}"),
-    ("vllm", r"total_gpu_memory[= ]{total}"),
+    ("vllm", r"total_gpu_memory(?:=| ){total}"),
     ("vllm", r"peak_torch_memory={peak_torch}"),
-    ("vllm", r"non_torch_memory[= ]{non_torch}"),
+    ("vllm", r"non_torch_memory(?:=| ){non_torch}"),
     ("vllm", r"kv_cache_size={available}"),
     (
         "vllm",
@@ -112,7 +112,7 @@ SHAPES: tuple[tuple[str, str], ...] = (
     # vLLM on Ascend: bytes
     (
         "vllm",
-        r"Available memory:~(?P<available>\d{6,15}),~total memory:~(?P<total>\d{6,15})(?!\d)",
+        r"Available memory:~(?P<available>[0-9]{6,15}),~total memory:~(?P<total>[0-9]{6,15})(?!\d)",
     ),
     ("vllm", rf"Free memory on device (?:\w{{2,5}}:\d{{1,2}} )?\({_DECIMAL}/{{total}}\)"),
     ("vllm", r"esired GPU memory utilization (?:is )?\({utilization}, {usable}\)"),
@@ -129,7 +129,7 @@ SHAPES: tuple[tuple[str, str], ...] = (
     ),
     (
         "vllm",
-        r"kv-cache-memory=(?P<suggested_bytes>\d{4,15})[`']?(?: \({suggested}\))? to fit into",
+        r"kv-cache-memory=(?P<suggested_bytes>[0-9]{4,15})[`']?(?: \({suggested}\))? to fit into",
     ),
     ("vllm", r"kv cache memory in use is {available}"),
     ("vllm", r"Estimated CUDA graph memory:~{estimated_graphs}"),
@@ -202,8 +202,9 @@ SHAPES: tuple[tuple[str, str], ...] = (
     ("", rf"max[-_]num[-_]batched[-_]tokens{_SETTING}{{batched_tokens}}"),
     ("", r"dtype=torch\.{dtype}"),
     ("", rf"quantization{_SETTING}{{quantization}}"),
-    ("", rf"speculative[-_](?:config|model){_SETTING}[{{{{'\"]{{0,2}}{{draft}}"),
+    ("", rf"speculative[-_](?:config|model){_SETTING}[{{'\"]{{0,2}}{{draft}}"),
     ("", r"speculative_(?:algorithm|draft_model_path)='{draft}"),
+    ("", r"loading (?P<draft>draft) model"),
 )
 
 

@@ -29,7 +29,8 @@ _MARKS = re.compile(
 _RANK = re.compile(r"TP(\d{1,2})(?=[ \]_])")
 _START = re.compile(
     r"vLLM API server version|Initializing an? (?:V\d )?LLM engine|ServerArgs\("
-    r"|llama_model_loader: loaded meta data|llama\.cpp: loading model|TensorRT-LLM version"
+    r"|llama_model_loader: loaded meta data|loading draft model|llama\.cpp: loading model"
+    r"|TensorRT-LLM version"
 )
 # The escape character is lost when a log is pasted; the rest of the code stays.
 _COLOUR = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]?)?|\[\d{1,3}(?:;\d{1,3})*m|\r(?=\n)")
@@ -127,7 +128,9 @@ def read(text: str) -> tuple[list[Reading], list[int], int]:
     >>> found[0].engine, found[0].quantity, found[0].value
     ('vllm', 'tokens', 2042016)
     """
-    lines = list(enumerate(_COLOUR.sub("", text).split("\n"), start=1))
+    split = itertools.pairwise(("first", *_COLOUR.sub("", text).split("\n")))
+    # of empty lines, the first stands for those that follow
+    lines = [(n, line) for n, (before, line) in enumerate(split, start=1) if line or before]
     whole = _Text(lines)
     readings = list(_scan(whole))
     pieces, broken = _hard_wrapped(lines)
@@ -156,8 +159,8 @@ def _hard_wrapped(
     if width < _NARROWEST_TERMINAL:
         return [], frozenset()
     broken = frozenset(number for number, line in lines[:-1] if len(line) == width)
-    kept = sorted(broken | {number + 1 for number in broken})
-    return [lines[number - 1] for number in kept], broken
+    kept = broken | {number + 1 for number in broken}
+    return [numbered for numbered in lines if numbered[0] in kept], broken
 
 
 def _scan(text: _Text) -> Iterator[Reading]:

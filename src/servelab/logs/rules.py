@@ -11,15 +11,11 @@ Ignores: the model (`servelab.logs.model_rules`); bytes of what is allocated
 
 from collections.abc import Iterator
 
+from servelab.logs.defaults import BLOCK_SIZES, block_sizes, swap_spaces
 from servelab.logs.readings import Reading
 from servelab.logs.run import Derived, Rule, Run, cut, proportional
 from servelab.memory import VLLM_MARGIN_BYTES
-from servelab.units import GiB
 
-#: Sizes of blocks that engines use; vLLM's default on a GPU is the first.
-BLOCK_SIZES = (16, 32, 64, 128, 256, 8, 1)
-#: vLLM V0's ``swap_space`` where none is given.
-SWAP_SPACE_GIB = 4
 _NOT_IN_PROPORTION = (
     "a model with windows or states needs less than in proportion to length: its configuration "
     "tells"
@@ -99,16 +95,17 @@ def _estimated_length(target: Reading, run: Run) -> Iterator[Derived]:
                 low = available.low / needed.high * length.low
                 high = available.high / needed.low * length.high
                 middle = available.value * available.scale / (needed.value * needed.scale)
-                size = BLOCK_SIZES[0]
-                low = low // size * size
-                yield Derived(
-                    middle * length.value // size * size,
-                    low,
-                    high,
-                    f"{length.text} x {available.text} / {needed.text}, in whole blocks",
-                    cut(needed, length, available),
-                    _NOT_IN_PROPORTION if run.spec is None and target.high < low else "",
-                )
+                for size, guess in block_sizes(run):
+                    whole = low // size * size
+                    windows = run.spec is None and target.high < whole
+                    yield Derived(
+                        middle * length.value // size * size,
+                        whole,
+                        high,
+                        f"{length.text} x {available.text} / {needed.text}, in whole blocks",
+                        cut(needed, length, available) or guess,
+                        _NOT_IN_PROPORTION if windows else "",
+                    )
 
 
 def _needed_from_capacity(target: Reading, run: Run) -> Iterator[Derived]:
@@ -151,21 +148,6 @@ def _cpu_blocks_from_gpu(target: Reading, run: Run) -> Iterator[Derived]:
                     f"{stated} / ({available.text} / {blocks.text})",
                     cut(blocks, available) or doubt,
                 )
-
-
-def swap_spaces(target: Reading, run: Run, block_bytes: float) -> Iterator[tuple[float, str, str]]:
-    """Yield the swap space in bytes, what it is, and the doubt in it.
-
-    That which the log states, else the default and the whole GiB that CPU blocks would come from.
-    """
-    stated = run.setting("swap_space")
-    if stated is not None:
-        yield stated.value * GiB, f"a swap space of {stated.text}", ""
-        return
-    yield SWAP_SPACE_GIB * GiB, f"a swap space of {SWAP_SPACE_GIB} GiB, the default,", ""
-    likely = round((target.value + 0.5) * block_bytes / GiB) if target.value else 0
-    doubt = f"it would follow with a swap space of {likely} GiB, which the log does not state"
-    yield likely * GiB, f"a swap space of {likely} GiB", doubt
 
 
 def _usable(target: Reading, run: Run) -> Iterator[Derived]:

@@ -9,9 +9,8 @@ Ignores: settings that an environment variable makes.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from servelab.logs.rules import BLOCK_SIZES
+from servelab.logs.defaults import BLOCK_SIZES, block_sizes, unstated
 from servelab.logs.run import Run
 from servelab.memory.formats import FORMATS
 from servelab.models import ModelSpec
@@ -92,16 +91,11 @@ def setups(run: Run, spec: ModelSpec) -> Iterator[Setup]:
     yield from _variants(base)
     for kv in (kv_dtype,) if stated_kv else (kv_dtype, "fp8", "fp8_ds_mla"):
         for tp in (base.tp,) if stated_tp else _USUAL_RANKS:
-            yield _guess(base, f"tp {tp} and a cache in {kv}", tp=tp, kv_dtype=kv)
-    for size in () if run.setting("block_size") else BLOCK_SIZES:
-        if size > base.block_size:  # none has a smaller one by default
-            yield _guess(base, f"blocks of {size} tokens", block_size=size)
-
-
-def _guess(base: Setup, what: str, **changes: Any) -> Setup:
-    return replace(
-        base, doubt=f"it would follow with {what}, which the log does not state", **changes
-    )
+            doubt = unstated(f"tp {tp} and a cache in {kv}")
+            yield replace(base, tp=tp, kv_dtype=kv, doubt=doubt)
+    for size, doubt in block_sizes(run):
+        if doubt:
+            yield replace(base, block_size=size, doubt=doubt)
 
 
 def _variants(base: Setup) -> Iterator[Setup]:
