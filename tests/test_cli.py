@@ -198,6 +198,7 @@ KEYS: dict[str, dict[str, Any]] = {
         "tensor_parallel_ranks": int,
         "pipeline_parallel_stages": int,
         "weight_bits": int,
+        "expert_weight_bits": NONE,
         "kv_dtype": str,
         "compute_dtype": str,
         "ttft_seconds": float,
@@ -251,6 +252,19 @@ def test_ranks_replicate_heads_and_stages_take_the_worst(run: Run) -> None:
     assert values["all_ranks_batch_reserved_bytes"] == 2 * values["batch_bytes"]
     staged = json.loads(run("kv qwen3-8b --tokens 1K --pp 8 --json")[1])  # 36 layers: 5 at most
     assert staged["rank_batch_bytes"] * 36 == staged["batch_bytes"] * 5
+
+
+def test_a_model_published_in_fp32_is_served_in_16_bits(run: Run, tmp_path: Path) -> None:
+    config = {**json.loads(QWEN.read_text(encoding="utf-8")), "torch_dtype": "float32"}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    own = models.get("qwen3-8b")
+    assert json.loads(run(f"kv {tmp_path} --json")[1])["kv_bytes_per_token"] == 147456
+    fit = json.loads(run(f"fit {tmp_path} --hw h100-sxm-80gb --json")[1])
+    assert (fit["kv_dtype"], fit["weight_bytes"]) == ("bf16", own.weight_bytes())
+    time = json.loads(run(f"time {tmp_path} --hw h100-sxm-80gb --json")[1])
+    assert (time["weight_bits"], time["compute_dtype"]) == (16, "bf16")
+    explained = json.loads(run(f"explain {tmp_path} --json")[1])
+    assert explained["weight_bytes"] == 2 * own.weight_bytes()  # the files on disk
 
 
 # --- the arithmetic that is shown ---------------------------------------------------------------

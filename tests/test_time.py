@@ -105,6 +105,46 @@ def test_experts_are_read_as_far_as_they_are_met() -> None:
     assert many - one == pytest.approx(62 * per_expert, rel=0.01)
 
 
+@pytest.mark.parametrize("rows", [1, 40])
+def test_quantised_weights_are_read_as_they_are_stored(rows: int) -> None:
+    """Experts in 4 bits beside bf16: a step reads the rest, and of the experts those it meets."""
+    spec = ModelSpec.from_config(
+        {
+            "model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 32, "head_dim": 8,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "sliding_window": 16, "num_local_experts": 8, "num_experts_per_tok": 2,
+            "tie_word_embeddings": False, "vocab_size": 1000, "torch_dtype": "bfloat16",
+            "quantization_config": {"quant_method": "mxfp4"},
+        }
+    )  # fmt: skip
+    attention = (64 * (4 + 2 * 2) * 8 + 8 * 8) + (4 * 8 * 64 + 64)
+    rest = 2 * (attention + 64 * 8) + 64 * 1000 + rows * 64  # router, lm_head, one row per token
+    biases = 2 * 32 + 64
+    expert = (64 * 64 + 32 * 64) * (4 + 8 / 32) / 8 + 2 * biases
+    read = 2 * rest + 2 * 8 * (1 - (1 - 2 / 8) ** rows) * expert
+    precision = Precision(
+        weight_bits=spec.published_weight_bits, expert_bits=spec.published_expert_bits
+    )
+    time = step_time(spec, [(1, 5)] * rows, H100, precision)
+    assert time.weight_seconds * H100.bandwidth_bytes_per_second == pytest.approx(read, rel=1e-3)
+
+
+def test_a_quantised_bound_leaves_out_the_embedding_table() -> None:
+    """AWQ: lm_head and embedding stay in 16 bits, and the table is not read."""
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    config = {
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "vocab_size": 128256, "torch_dtype": "float16", "quantization_config": awq,
+    }  # fmt: skip
+    spec = ModelSpec.from_config(config)
+    head = 4096 * 128256
+    in_layers = LLAMA.matmul_params - head
+    read = in_layers * (4 + 20 / 128) / 8 + 2 * head
+    time = step_time(spec, [(1, 100)], H100, Precision(weight_bits=spec.published_weight_bits))
+    assert time.weight_seconds * H100.bandwidth_bytes_per_second == pytest.approx(read, rel=1e-4)
+
+
 # --- whole requests ---------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ def command(spec: ModelSpec, kv_dtype: str | None, as_json: bool) -> None:
     Kinds of layers, parameters by part, and for every value the key of the configuration that gave
     it, or the rule of the model's family that stands in for a key.
     """
-    kv_dtype = kv_dtype or spec.weight_dtype
+    kv_dtype = kv_dtype or options.served_dtype(spec)
     lines = arithmetic.cache_lines(spec, kv_dtype)
     parts = _parameters(spec)
     values = {

@@ -116,7 +116,9 @@ def command(
     full length these serve; under a target of latency, how many are served in time.
     """
     length = options.or_longest(max_model_len, spec)
-    kv_dtype = kv_dtype or spec.weight_dtype
+    kv_dtype = kv_dtype or options.served_dtype(spec)
+    if weight_dtype is None and spec.published_weight_bytes is None:
+        weight_dtype = options.served_dtype(spec)
     settings: dict[str, Any] = {
         "block_size": block_size or _BLOCK_SIZES.get(engine, 16),
         "kv_dtype": kv_dtype,

@@ -40,7 +40,7 @@ def command(
     its window ("held"), but an engine that frees nothing behind it keeps every token ("reserved").
     """
     tokens = options.or_longest(tokens, spec)
-    kv_dtype = kv_dtype or spec.weight_dtype
+    kv_dtype = kv_dtype or options.served_dtype(spec)
     lines = arithmetic.cache_lines(spec, kv_dtype)
     part = rank(spec, tp)
     stage = max(

@@ -131,23 +131,33 @@ def or_longest(tokens: int | None, spec: ModelSpec) -> int:
     return longest
 
 
+def served_dtype(spec: ModelSpec) -> str:
+    """Return the number format in which engines run a model: its own, but bf16 for fp32.
+
+    Source: vLLM ``config/model.py``, ``_resolve_auto_dtype``; SGLang and llama.cpp take 16 bits
+    too.
+    """
+    return "bf16" if spec.weight_dtype == "fp32" else spec.weight_dtype
+
+
 def precision_of(
     spec: ModelSpec, kv_dtype: str | None, weight_dtype: str | None, compute_dtype: str | None
 ) -> Precision:
-    """Return the number formats of a run; what is not given is as the model is published.
+    """Return the number formats of a run; what is not given is as the model is served.
 
     Raises: ``ValueError`` for a format that a roofline cannot price, because it has scales.
     """
     from servelab.roofline import Precision
 
-    own = spec.weight_dtype
-    quantised = weight_dtype is None and spec.published_weight_bytes is not None
+    own = served_dtype(spec)
+    published = weight_dtype is None
     return Precision(
         weights=weight_dtype or own,
         kv=kv_dtype or own,
         activations=own,
         compute=compute_dtype or own,
-        weight_bits=8 * spec.weight_bytes() / spec.params_total if quantised else None,
+        weight_bits=spec.published_weight_bits if published else None,
+        expert_bits=spec.published_expert_bits if published else None,
     )
 
 
@@ -255,10 +265,12 @@ kv_dtype_option = click.option(
     type=KV_FORMAT,
     default="auto",
     show_default=True,
-    help="Format of the cache; auto is the model's own.",
+    help="Format of the cache; auto is the model's own, bf16 for fp32.",
 )
 weight_dtype_option = click.option(
-    "--weight-dtype", type=DTYPE, help="Format of the weights.  [default: as published]"
+    "--weight-dtype",
+    type=DTYPE,
+    help="Format of the weights.  [default: as published, fp32 as bf16]",
 )
 compute_dtype_option = click.option(
     "--compute-dtype",

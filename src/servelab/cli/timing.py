@@ -57,7 +57,7 @@ _TERMS = {
     type=options.PLAIN_KV_FORMAT,
     default="auto",
     show_default=True,
-    help="Format of the cache; auto is the model's own.",
+    help="Format of the cache; auto is the model's own, bf16 for fp32.",
 )
 @options.weight_dtype_option
 @options.compute_dtype_option
@@ -105,6 +105,7 @@ def command(
         "tensor_parallel_ranks": tp,
         "pipeline_parallel_stages": pp,
         "weight_bits": precision.bits_per_weight,
+        "expert_weight_bits": precision.expert_bits,
         "kv_dtype": precision.kv,
         "compute_dtype": precision.compute,
         "ttft_seconds": times.ttft_seconds,
@@ -121,10 +122,9 @@ def command(
         ranks = f"{tp * pp} x " if tp * pp > 1 else ""
         shape = f"{batch:,} x ({prompt:,} + {output:,}) tokens"
         yield f"{spec.name} on {ranks}{chip.name}: {shape}"
-        stored = f"{precision.bits_per_weight:.3g} bits each (quantised as published)"
         yield (
-            f"weights in {precision.weights if precision.weight_bits is None else stored}, "
-            f"cache in {precision.kv}, arithmetic in {precision.compute}"
+            f"weights in {_stored(precision)}, cache in {precision.kv}, "
+            f"arithmetic in {precision.compute}"
         )
         yield ""
         yield from _terms(times)
@@ -143,6 +143,15 @@ def command(
             yield wrapped(f"{what} reaches {check.fraction:.2f} of the bound's speed{note}")
 
     answer(as_json, values, text())
+
+
+def _stored(precision: Precision) -> str:
+    """Return how weights are stored: a dtype, or the bits that a quantisation leaves of them."""
+    if precision.weight_bits is None:
+        return precision.weights
+    experts = precision.expert_bits
+    beside = "" if experts is None else f" (experts {experts:.3g})"
+    return f"{precision.weight_bits:.3g} bits each{beside} as published"
 
 
 def _values(time: Time) -> dict[str, object]:

@@ -22,7 +22,14 @@ from typing import Any, Literal
 from servelab.models.attention import Linear
 from servelab.models.errors import UnsupportedConfig
 from servelab.models.layers import Experts, LayerSpec
-from servelab.units import ReadOnly, check_count, check_fields, check_flag, size_bytes
+from servelab.units import (
+    ReadOnly,
+    check_count,
+    check_fields,
+    check_flag,
+    check_positive,
+    size_bytes,
+)
 
 View = Literal["logical", "reserved"]
 
@@ -38,7 +45,9 @@ class ModelSpec(ReadOnly):
     ``final_norm_params``; ``lm_head_bias``; ``extra_params`` of the text decoder beside its layers;
     ``params_other`` of what is no part of it: multi-token-prediction layers; ``weight_dtype`` of
     the published weights that are not quantised; ``published_weight_bytes`` of all weights where
-    some are; ``unknown`` what the configuration leaves out and only parameters and time need;
+    some are; ``published_weight_bits`` then on average per weight that every step reads, embedding
+    table and experts not among them; ``published_expert_bits`` of the experts' weights;
+    ``unknown`` what the configuration leaves out and only parameters and time need;
     ``provenance`` which key of the configuration gave which value.
     Raises: ``TypeError``, ``ValueError`` where a count is not one, or there is no layer.
 
@@ -61,6 +70,8 @@ class ModelSpec(ReadOnly):
     extra_params: int = 0
     params_other: int = 0
     published_weight_bytes: int | None = None
+    published_weight_bits: float | None = None
+    published_expert_bits: float | None = None
     unknown: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     provenance: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
@@ -74,6 +85,9 @@ class ModelSpec(ReadOnly):
         for name in ("max_context_tokens", "published_weight_bytes"):
             if getattr(self, name) is not None:
                 check_fields(self, name)
+        for name in ("published_weight_bits", "published_expert_bits"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
         size_bytes(1, self.weight_dtype)
         if not isinstance(self.layers, Sequence) or not self.layers:
             raise ValueError(f"{self.name}: a model needs at least one layer, got {self.layers!r}")

@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import Literal
 
 from servelab.hardware import Accelerator
-from servelab.models import Attention, ModelSpec
+from servelab.models import Attention, Experts, ModelSpec
 from servelab.models.parallel import rank
 from servelab.roofline.operators import Step
 from servelab.roofline.step import step_cost
@@ -37,7 +37,7 @@ class Precision:
 
     Parameters: ``weights``, ``kv``, ``activations`` as stored; ``compute`` whose peak rate counts;
     ``weight_bits`` the average bits per weight of a mixed quantisation (None: those of
-    ``weights``).
+    ``weights``); ``expert_bits`` those of routed experts, where they differ from the rest.
     Raises: ``ValueError`` for an unknown dtype or a size that is not positive.
 
     >>> Precision(weights="int4").bits_per_weight, Precision(weight_bits=4.85).bits_per_weight
@@ -49,12 +49,14 @@ class Precision:
     activations: str = "bf16"
     compute: str = "bf16"
     weight_bits: float | None = None
+    expert_bits: float | None = None
 
     def __post_init__(self) -> None:
         for dtype in (self.weights, self.kv, self.activations, self.compute):
             dtype_bits(dtype)
-        if self.weight_bits is not None:
-            check_positive("weight_bits", self.weight_bits)
+        for name in ("weight_bits", "expert_bits"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
 
     @property
     def bits_per_weight(self) -> float:
@@ -205,8 +207,8 @@ def request_time(
     return RequestTime(batch, output_tokens, prefill, Time(steps, seconds, *terms))
 
 
-# FLOP; elements of weights, KV and activations moved; bytes of state; tokens
-Counts = tuple[int, int, int, int, int, int]
+# FLOP; elements of weights, experts' weights, KV and activations moved; bytes of state; tokens
+Counts = tuple[int, int, int, int, int, int, int]
 Times = tuple[float, float, float, float, float, float]
 
 
@@ -222,7 +224,14 @@ def _elements(part: ModelSpec, step: Step) -> Counts:
         step_cost(part, step, "last", *dtypes).bytes - base.bytes for dtypes in widths
     )
     state = base.bytes - weights - kv - activations
-    return base.flop, weights, kv, activations, state, sum(new for new, _ in step)
+    tokens = sum(new for new, _ in step)
+    routed = sum(
+        count * round(layer.mlp.expected_distinct(tokens) * matrix.params)  # as `experts` has it
+        for layer, count in part.layer_counts.items()
+        if isinstance(layer.mlp, Experts)
+        for matrix in layer.mlp.expert_linears(part.hidden_size)
+    )
+    return base.flop, weights - routed, routed, kv, activations, state, tokens
 
 
 def _pricer(
@@ -243,13 +252,15 @@ def _pricer(
     hidden_bytes = spec.hidden_size * dtype_bits(precision.activations) / 8
     sent_per_token = hidden_bytes * (reductions * 2 * (tp - 1) / tp + pp - 1)
     weight_bytes = precision.bits_per_weight / 8
+    expert_bits = precision.expert_bits
+    expert_bytes = weight_bytes if expert_bits is None else expert_bits / 8
     kv_bytes, activation_bytes = dtype_bits(precision.kv) / 8, dtype_bits(precision.activations) / 8
 
     def price(counts: Counts) -> Times:
-        flop, weights, kv, activations, state, tokens = counts
+        flop, weights, experts, kv, activations, state, tokens = counts
         return (
             flop / peak,
-            weights * weight_bytes / bandwidth,
+            (weights * weight_bytes + experts * expert_bytes) / bandwidth,
             kv * kv_bytes / bandwidth,
             activations * activation_bytes / bandwidth,
             state / bandwidth,

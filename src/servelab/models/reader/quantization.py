@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from servelab.models.attention import Linear
 from servelab.models.errors import UnsupportedConfig
 from servelab.models.reader.keys import Keys, as_count, show
 from servelab.models.reader.stored import (
@@ -57,6 +58,31 @@ class _Plan:
         return None
 
 
+@dataclass
+class _Stored:
+    """Matrices as they add up: their bytes, their weights and biases."""
+
+    element_bytes: int
+    size_bytes: int = 0
+    params: int = 0
+
+    def add(self, matrix: Linear, scheme: Scheme | None, copies: int = 1) -> None:
+        """Add copies of a matrix, stored by a scheme or in the model's dtype; its bias is plain."""
+        weights = matrix.d_in * matrix.d_out
+        stored = (
+            scheme.matrix_bytes(matrix.d_in, matrix.d_out)
+            if scheme
+            else (weights * self.element_bytes)
+        )
+        self.size_bytes += copies * (stored + (matrix.params - weights) * self.element_bytes)
+        self.params += copies * matrix.params
+
+    @property
+    def bits(self) -> float | None:
+        """Return the average bits per weight, None without any."""
+        return 8 * self.size_bytes / self.params if self.params else None
+
+
 def with_published_weights(spec: ModelSpec, outer: Keys, text: Keys) -> ModelSpec:
     """Return the spec with its weight bytes, where the configuration states a quantisation."""
     section = (
@@ -67,23 +93,22 @@ def with_published_weights(spec: ModelSpec, outer: Keys, text: Keys) -> ModelSpe
     if section is None or spec.unknown:
         return spec
     plan = _plan(section)
-    total = size_bytes(spec.params_total, spec.weight_dtype)
     element = size_bytes(1, spec.weight_dtype)
+    always, routed = _Stored(element), _Stored(element)  # what each step reads, and experts
     beside = str(text.raw("model_type") or outer.raw("model_type")).startswith("gemma4")
     for index, layer in enumerate(spec.layers):
         for matrix, copies, modules in matrices(layer, spec.hidden_size, index, beside):
             scheme = None if matrix.name in NEVER else plan.scheme(modules)
-            if scheme is not None:
-                plain = matrix.d_in * matrix.d_out * element
-                total += copies * (scheme.matrix_bytes(matrix.d_in, matrix.d_out) - plain)
-    if plan.lm_head and not spec.tied_embeddings:
-        scheme = plan.scheme(["lm_head"])
-        if scheme is not None:
-            head = spec.lm_head
-            total += scheme.matrix_bytes(head.d_in, head.d_out) - head.d_in * head.d_out * element
-    if plan.embedding is not None:
-        rows, width = spec.vocab_size, spec.hidden_size
-        total += plan.embedding.matrix_bytes(width, rows) - rows * width * element
+            part = routed if any(".experts.0." in module for module in modules) else always
+            part.add(matrix, scheme, copies)
+    table = Linear("embedding", spec.hidden_size, spec.vocab_size)
+    tables = _Stored(element)
+    tables.add(table, plan.embedding)
+    own = plan.scheme(["lm_head"]) if plan.lm_head else None
+    always.add(spec.lm_head, plan.embedding if spec.tied_embeddings else own)
+    parts = (always, routed) if spec.tied_embeddings else (always, routed, tables)
+    rest = spec.params_total - sum(part.params for part in parts)
+    total = rest * element + sum(part.size_bytes for part in parts)
     method = section.raw("quant_method") or section.raw("quant_algo") or "MLX"
     cache = section.raw("kv_cache_scheme") or section.raw("kv_cache_quant_algo")
     notes = {"kv_cache_scheme": f"{show(cache)}: a proposal; the cache's dtype is asked for"}
@@ -91,6 +116,8 @@ def with_published_weights(spec: ModelSpec, outer: Keys, text: Keys) -> ModelSpe
     return replace(
         spec,
         published_weight_bytes=total,
+        published_weight_bits=always.bits,
+        published_expert_bits=routed.bits,
         provenance={
             **spec.provenance,
             **(notes if cache else {}),
