@@ -75,7 +75,7 @@ def computed_against_reported(figures: Sequence[Published]) -> Figure:
     """
     wrong = [figure for figure in figures if not figure.agrees]
     with styled():
-        figure, panels = new_figure(columns=2, height_inches=3.9)
+        figure, panels = new_figure(columns=2, height_inches=3.6, width_inches=6.4)
         for axes, unit, scale, title in (
             (panels[0], "tokens", 1, "tokens that fit"),
             (panels[1], "bytes", GiB, "bytes of a cache, GiB"),
