@@ -57,6 +57,7 @@ FAMILIES = [
     ("smollm3", {}),
     ("arcee", {"num_key_value_heads": 8}),
     ("apertus", {"num_key_value_heads": 8}),
+    ("apertus1p5_text", {"num_key_value_heads": 8}),
     ("ernie4_5", {"use_bias": True}),
     ("hyperclovax", {}),
     ("hunyuan_v1_dense", {"head_dim": 128, "num_key_value_heads": 8}),
@@ -133,6 +134,7 @@ FAMILIES = [
 NOT_MODELLED = [
     "biogpt", "bitnet", "diffllama", "jais2", "nanochat", "xglm", "doge", "jetmoe", "longcat_flash",
     "rwkv", "zamba", "zamba2", "olmo_hybrid", "bailing_hybrid", "deepseek_v4", "afmoe", "hy_v3",
+    "bert-generation", "git",
 ]  # fmt: skip
 
 #: Classes that cannot run without memory, or keep something else than engines do: Falcon repeats

@@ -50,6 +50,8 @@ _STARCODER2 = replace(_LAYER_NORM, source=_hf("starcoder2"), tied=True,
 _GLM = replace(_LLAMA, source=_hf("glm"), qkv_bias=("attention_bias", True), out_bias=False,
     mlp_bias=False)
 _GRANITE_MOE = replace(_LLAMA, source=_hf("granitemoe"), mlp_bias=False, mixture=_WIDE)
+_APERTUS = replace(_LLAMA, source=_hf("apertus"), gated=False, mlp_bias=False,
+        qk_norm="head", mlp_extra_params=2)
 _STABLELM = replace(_LLAMA, source=_hf("stablelm"), norm="layer",
         qkv_bias=("use_qkv_bias", False), out_bias=False, mlp_bias=False, fixed=(("qk_layernorm",
         False),))
@@ -93,8 +95,8 @@ FAMILIES: dict[str, Family] = {
     "internlm3": replace(_LLAMA, source=_hf("internlm3"), qkv_bias=("qkv_bias", False),
         out_bias=("bias", False), mlp_bias=("bias", False)),
     "arcee": replace(_LLAMA, source=_hf("arcee"), gated=False),
-    "apertus": replace(_LLAMA, source=_hf("apertus"), gated=False, mlp_bias=False,
-        qk_norm="head", mlp_extra_params=2),
+    "apertus": _APERTUS,
+    "apertus1p5": replace(_APERTUS, source=_hf("apertus1p5")),
     "ernie4_5": _ERNIE,
     "exaone": replace(_LLAMA, source=_hf("exaone"), mlp_bias=False),
     "exaone4": replace(_NO_BIAS, source=_hf("exaone4"), qk_norm="head"),

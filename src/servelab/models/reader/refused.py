@@ -26,6 +26,7 @@ REFUSED: dict[str, str] = {
             "gpt_neox_japanese",
             "granite_swa", "hunyuan_v1_moe", "hy_v3", "jais2", "mellum", "nanochat", "sarvam_mla",
             "sarvam_moe", "xglm", "ctrl", "xlnet", "cpmant", "reformer", "openai-gpt",
+            "bert-generation", "git",
         ),
         _WEIGHTS,
     ),
