@@ -40,7 +40,7 @@ serve: book ## build the book and serve it on this machine
 lint: .venv/.stamp ## style, spelling and types only
 	@$(BIN)/python tools/run_tests.py lint
 
-bench: .venv/.stamp ## measure our own code against its roofs
+bench: .venv/.stamp ## our own code against its roofs, other calculators against ours
 	@echo "==> Running the benchmarks"
 	@$(BIN)/python benchmarks/run.py
 
