@@ -433,6 +433,13 @@ def test_weights_that_are_published_quantised_are_read_so(run: Run, tmp_path: Pa
     assert json.loads(run(f"{line} --weight-dtype int8")[1])["weight_bits"] == 8
 
 
+def test_a_log_that_powershell_wrote_is_read(run: Run) -> None:
+    assert (
+        run("explain-log -", stdin=LOG.encode("utf-16"))[1]
+        == run("explain-log -", stdin=LOG.encode())[1]
+    )
+
+
 def test_a_log_is_recomputed_from_itself_and_from_the_model(run: Run) -> None:
     code, out, err = run("explain-log - --config qwen3-8b --json", stdin=LOG.encode())
     values = json.loads(out)

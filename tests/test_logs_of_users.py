@@ -206,6 +206,13 @@ LOGS = {
         },
         MIMO_V2_FLASH,
     ),
+    "a pool without its tokens": Pasted(
+        "computed for Llama-3-8B, in the shape of SGLang 0.4",
+        "[2025-03-01 10:00:00 TP0] KV Cache is allocated. K size: 27.13 GB, V size: 27.13 GB.\n"
+        "[2025-03-01 10:00:09 TP0] max_total_num_tokens=444472, context_len=8192\n",
+        {("k_size", 27.13): True, ("v_size", 27.13): True},
+        LLAMA_8B,
+    ),
     "a line of SGLang wrapped": Pasted(
         "a public reader of SGLang's logs (DeepSeek-V3); its address was not recorded",
         "[2025-11-04 05:27:13 DP0 TP0 EP0] Load weight end. elapsed=1.5 s, type=DeepseekV3,\n"

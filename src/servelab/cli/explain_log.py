@@ -1,5 +1,6 @@
 """`servelab explain-log`: an engine's start-up log, number by number."""
 
+import codecs
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ def command(log: str, spec: ModelSpec | None, as_json: bool) -> None:
 
 
 def _text(log: str) -> str:
-    """Return the text of the log; signs that are no UTF-8 are replaced.
+    """Return the text of the log, UTF-8 or marked UTF-16; signs that are neither are replaced.
 
     Raises: ``ValueError`` where it is empty, binary, or too large to have been pasted.
     """
@@ -58,6 +59,8 @@ def _text(log: str) -> str:
         raise ValueError(f"{name} is larger than {_MOST_BYTES // MiB} MiB: cut out the start-up")
     if not content.strip():
         raise ValueError(f"{name} is empty")
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # as PowerShell writes it
+        return content.decode("utf-16", errors="replace")
     if b"\0" in content[:4096]:
         raise ValueError(f"{name} is a binary file, not a log")
     return content.decode("utf-8", errors="replace")

@@ -7,6 +7,7 @@ Assumes: a default that explains a number does so; what would have to be guessed
 Ignores: ranks and formats of the cache (`servelab.logs.setups`).
 """
 
+import math
 from collections.abc import Iterator
 
 from servelab.logs.readings import Reading
@@ -36,16 +37,20 @@ def block_sizes(run: Run) -> Iterator[tuple[int, str]]:
             yield size, unstated(f"blocks of {size} tokens")
 
 
-def swap_spaces(target: Reading, run: Run, block_bytes: float) -> Iterator[tuple[float, str, str]]:
+def swap_spaces(
+    target: Reading, run: Run, low_bytes: float, high_bytes: float
+) -> Iterator[tuple[float, str, str]]:
     """Yield the swap space in bytes, what it is, and the doubt in it.
 
-    That which the log states, else the default and the whole GiB that CPU blocks would come from.
+    That which the log states, else the default and whole GiB that hold as many CPU blocks as
+    ``target`` says, of ``low_bytes`` to ``high_bytes`` each.
     """
     stated = run.setting("swap_space")
     if stated is not None:
         yield stated.value * GiB, f"a swap space of {stated.text}", ""
         return
     yield SWAP_SPACE_GIB * GiB, f"a swap space of {SWAP_SPACE_GIB} GiB, the default,", ""
-    likely = round((target.value + 0.5) * block_bytes / GiB) if target.value else 0
-    what = f"a swap space of {likely} GiB"
-    yield likely * GiB, what, unstated(what)
+    likely = math.ceil(target.low * low_bytes / GiB)
+    if likely * GiB <= (target.high + 1) * high_bytes:
+        what = f"a swap space of {likely} GiB"
+        yield likely * GiB, what, unstated(what)

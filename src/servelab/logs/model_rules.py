@@ -140,7 +140,7 @@ def _cpu_blocks(target: Reading, run: Run) -> Iterator[Derived]:
         if one is None:
             continue
         block = one.bytes_per_block
-        for swap, stated, doubt in swap_spaces(target, run, block):
+        for swap, stated, doubt in swap_spaces(target, run, block, block):
             if doubt and setup.doubt:
                 continue  # one guess at a time: two explain anything
             blocks = swap // block

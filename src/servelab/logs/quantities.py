@@ -148,6 +148,7 @@ SHAPES: tuple[tuple[str, str], ...] = (
     # SGLang
     ("sglang", r"tokens:~{tokens},~K size:~{k_size},~V size:~{v_size}"),
     ("sglang", r"tokens:~{tokens},~KV size:~{kv_size}"),
+    ("sglang", r"KV Cache is allocated\. K size:~{k_size},~V size:~{v_size}"),
     ("sglang", r"max_total_num_tokens={tokens}"),
     (
         "sglang",
@@ -173,7 +174,7 @@ SHAPES: tuple[tuple[str, str], ...] = (
     ("llama.cpp", r"KV self size~=~{kv_size},~c\^KV \({k_dtype}\):~{k_size}"),
     (
         "llama.cpp",
-        r"size~=~{kv_size} \(~{cells} cells,~{layers} layers(?:,~[\d/ ]{1,20} seqs)?\)"
+        r"size~=~{kv_size} \(~{cells} cells,~{layers} layers(?:,~[\d/\s]{1,20} seqs)?\)"
         r"(?:,~K \({k_dtype}~\):~{k_size},~V \({v_dtype}~\):~{v_size})?",
     ),
     ("llama.cpp", r"llama_memory_recurrent: size~=~{state_size}"),

@@ -139,10 +139,10 @@ def _cpu_blocks_from_gpu(target: Reading, run: Run) -> Iterator[Derived]:
         for available in run.nearest("available", target):
             if available.low <= 0 or blocks.low <= 0:
                 continue
-            block = available.value * available.scale / blocks.value
-            for swap, stated, doubt in swap_spaces(target, run, block):
+            ends = available.low / (blocks.high + 1), available.high / blocks.low
+            for swap, stated, doubt in swap_spaces(target, run, *ends):
                 yield Derived(
-                    swap // block,
+                    swap * blocks.value // (available.value * available.scale),
                     swap * blocks.low // available.high,
                     swap * (blocks.high + 1) / available.low,
                     f"{stated} / ({available.text} / {blocks.text})",
@@ -199,7 +199,7 @@ def _suggested(target: Reading, run: Run) -> Iterator[Derived]:
 
 def _suggested_bytes(target: Reading, run: Run) -> Iterator[Derived]:
     """The suggestion is printed twice: in GiB and in bytes."""
-    for other in run.nearest("suggested", target):
+    for other in run.same_statement("suggested", target):
         yield Derived(
             other.value * other.scale, other.low, other.high, f"{other.text} on the same line"
         )
