@@ -1,9 +1,9 @@
 """Our own code against its roofs: ``python benchmarks/run.py``, or ``make bench``.
 
-The roofs of this device are measured first, then the steps of a small dense decoder, one execution
-of each in turn, so that whatever disturbs the machine disturbs them alike. The table gives medians,
-the bound that the measured roofs set, and how much of it was reached; below it, ratios of medians.
-Absolute times are this machine's and this moment's; the ratios are what to compare. At the end,
+The roofs of this device are measured before and after the steps of a small dense decoder, which are
+executed one of each in turn, so that whatever disturbs the machine disturbs them alike. The table
+gives medians, the bound that the measured roofs set, and how much of it was reached; below it,
+ratios of medians. Absolute times are this machine's and this moment's; the ratios are what to compare. At the end,
 other calculators and ours answer the same question (``peers_config.py``; needs the package index).
 """
 
@@ -64,12 +64,8 @@ def main() -> None:
 
     device = measure.probe()
     print(device.line)
-    chip = measure.roofs(quick=True).as_accelerator()
+    roofs = [measure.roofs(quick=True)]
     name, dtype = ("bf16", torch.bfloat16) if device.kind == "cuda" else ("fp32", torch.float32)
-    print(
-        f"roofs: {units.format_bandwidth(chip.bandwidth_bytes_per_second)}, "
-        f"{units.format_flop_rate(chip.peak(name))} in {name}"
-    )
     model = DenseDecoder(SPEC, device=device.kind, dtype=dtype)
     context = torch.zeros((1, CONTEXT_TOKENS), dtype=torch.long, device=device.kind)  # (1, N)
     steps = {
@@ -87,24 +83,34 @@ def main() -> None:
             if turn:  # the first turn is the warm-up
                 samples[label] += seconds
 
+    roofs.append(measure.roofs(quick=True))  # before and after: of each rate the less disturbed
+    chip = measure.fastest(roofs).as_accelerator()
+    print(
+        f"roofs: {units.format_bandwidth(chip.bandwidth_bytes_per_second)}, "
+        f"{units.format_flop_rate(chip.peak(name))} in {name}"
+    )
     median = {label: statistics.median(values) for label, values in samples.items()}
     rows: list[list[object]] = []
+    reached: list[float] = []
     for label, (step, _) in steps.items():
         cost = roofline.step_cost(
             SPEC, step, weight_dtype=name, kv_dtype=name, activation_dtype=name
         )
         bound = roofline.time_bound(cost, chip, name)
+        reached.append(bound.serial_seconds / median[label])
         rows.append(
             [
                 label,
                 units.format_seconds(median[label]),
                 units.format_seconds(bound.serial_seconds),
                 bound.limiter,
-                f"{bound.serial_seconds / median[label]:.0%}",
+                f"{reached[-1]:.0%}",
             ]
         )
     print(f"{SPEC.name}, context {CONTEXT_TOKENS}, medians of {rounds}:")
     print(units.table(rows, ["step", "median", "bound, operators in turn", "limit", "reached"]))
+    if max(reached) > 1:
+        print("over 100 %: something else ran while the roofs were measured; run it again alone")
     single = median["decode, cached"]
     print(f"no cache / cached: {median['decode, no cache'] / single:.1f} x the time of a token")
     gain = 16 * single / median["decode, cached, 16 sequences"]

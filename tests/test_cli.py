@@ -211,6 +211,7 @@ KEYS: dict[str, dict[str, Any]] = {
         "warnings": dict,
     },
     "hardware": {"accelerators": list},
+    "models": {"models": list},
     "hardware h100-sxm-80gb": {
         "name": str,
         "label": str,
@@ -686,3 +687,10 @@ def test_names_complete(run: Run, monkeypatch: pytest.MonkeyPatch, typed: str, f
     out = capsys.readouterr().out
     assert found <= set(out.split()), out
     assert os.environ["COMP_WORDS"] == typed
+
+
+def test_the_bundled_models_are_listed() -> None:
+    listed = json.loads(run("models --json")[1])["models"]
+    assert [m["name"] for m in listed] == list(models.names())
+    assert {m["name"]: m["params_total"] for m in listed}["llama-2-7b"] == 6_738_415_616
+    assert "qwen3-8b" in run("models")[1]

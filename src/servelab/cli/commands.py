@@ -28,6 +28,7 @@ MODULES = {
     "explain": "explain",
     "explain-log": "explain_log",
     "hardware": "chips",
+    "models": "bundled",
 }
 _LONGEST_MESSAGE = 400
 _EPILOG = """\b
