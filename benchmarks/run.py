@@ -3,8 +3,9 @@
 The roofs of this device are measured before and after the steps of a small dense decoder, which are
 executed one of each in turn, so that whatever disturbs the machine disturbs them alike. The table
 gives medians, the bound that the measured roofs set, and how much of it was reached; below it,
-ratios of medians. Absolute times are this machine's and this moment's; the ratios are what to compare. At the end,
-other calculators and ours answer the same question (``peers_config.py``; needs the package index).
+ratios of medians. Absolute times are this machine's and this moment's; the ratios are what to
+compare. At the end, other calculators and ours answer the same question (``peers_config.py``; needs
+the package index).
 """
 
 from __future__ import annotations

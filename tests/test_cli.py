@@ -689,7 +689,7 @@ def test_names_complete(run: Run, monkeypatch: pytest.MonkeyPatch, typed: str, f
     assert os.environ["COMP_WORDS"] == typed
 
 
-def test_the_bundled_models_are_listed() -> None:
+def test_the_bundled_models_are_listed(run: Run) -> None:
     listed = json.loads(run("models --json")[1])["models"]
     assert [m["name"] for m in listed] == list(models.names())
     assert {m["name"]: m["params_total"] for m in listed}["llama-2-7b"] == 6_738_415_616
