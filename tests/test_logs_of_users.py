@@ -269,8 +269,25 @@ LOGS = {
         "computed for 28 layers of 8 KV heads of 128",
         "llama_kv_cache: size =  448.00 MiB (  4096 cells,  28 layers,  1/1 seqs), K (f16):  "
         "224.00 MiB, V (f16):  224.00 MiB\n",
-        {("k_size", 224.0): None, ("v_size", 224.0): None},
+        {("k_size", 224.0): False, ("v_size", 224.0): False, ("kv_size", 448.0): False},
         heads(64, 8, 128),
+    ),
+    "a layer beside those of the model": Pasted(
+        "computed for 64 layers of 8 KV heads of 128, and one that predicts further tokens",
+        "llama_kv_cache: size = 1024.00 MiB (  4096 cells,  64 layers,  1/1 seqs), K (f16):  "
+        "512.00 MiB, V (f16):  512.00 MiB\n"
+        "llama_kv_cache: size =   16.00 MiB (  4096 cells,   1 layers,  1/1 seqs), K (f16):    "
+        "8.00 MiB, V (f16):    8.00 MiB\n",
+        {("k_size", 512.0): True, ("v_size", 512.0): True, ("k_size", 8.0): None},
+        heads(64, 8, 128),
+    ),
+    "states beside the cache": Pasted(
+        "a public log of llama.cpp with a hybrid; its address was not recorded",
+        "llama_kv_cache: size =  128.00 MiB (  4096 cells,   8 layers,  4/1 seqs), K (f16):   "
+        "64.00 MiB, V (f16):   64.00 MiB\n"
+        "llama_memory_recurrent: size =  201.00 MiB (     4 cells,  32 layers,  4 seqs), R (f32): "
+        "   9.00 MiB, S (f32):  192.00 MiB\n",
+        {("kv_size", 128.0): True, ("cells", 4096): None, ("state_size", 201.0): None},
     ),
     "a pager that cut the line": Pasted(
         "a public journal of ollama, cut by its pager; its address was not recorded",
@@ -299,6 +316,7 @@ def test_what_is_said_of_a_pasted_log(name: str) -> None:
             assert found[number] == {None}, number
         else:
             assert verdict in found[number], number
+    assert ("kv_size", 201.0) not in found  # a state is no cache
     wrong = {number for number, verdicts in found.items() if False in verdicts}
     assert wrong == {number for number, verdict in log.numbers.items() if verdict is False}
 
@@ -313,7 +331,7 @@ def test_what_is_said_of_a_pasted_log(name: str) -> None:
         ("weights smaller than any of sixteen bits", "quantised, offloaded or split"),
         ("a draft model in the cache", "a draft model has layers of its own"),
         ("a draft model beside the model", "a draft model's"),
-        ("layers that the model does not have", "no such 28 layers"),
+        ("a layer beside those of the model", "beside the 64 of the model"),
         ("latents kept as heads", "latents as heads"),
     ],
 )

@@ -93,13 +93,14 @@ def _cells(target: Reading, run: Run) -> Iterator[Derived]:
     assert run.spec is not None
     layers = run.spec.layers
     cached = [layer for layer in layers if layer.attention and layer.kv_elements_per_token]
-    counted = run.same_statement("layers", target)
     groups = [group for group, _ in _groups(cached)]
-    counted_groups = [g for g in groups if counted and len(g) == counted[0].value]
+    counted = run.same_statement("layers", target)
+    of_line = [g for g in groups if counted and len(g) == counted[0].value]
+    beside = {len(g) for g in groups} & {r.value for r in run.nearest("layers", target)}
     excuse = "it is a draft model's" if run.setting("draft") else ""
-    if counted and not counted_groups:
-        excuse = f"the model has no such {counted[0].text}: a draft model, or another"
-    for group in counted_groups or groups:
+    if counted and not of_line and beside:
+        excuse = f"its {counted[0].text} are beside the {max(beside)} of the model"
+    for group in of_line or groups:
         for word, name in _formats(target, run):
             for per_cell, how in _cell_sizes(group, name, target.quantity):
                 what = f"{format_bytes(per_cell)} of {len(group)} layers in {word}{how}"
