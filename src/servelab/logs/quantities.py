@@ -174,8 +174,8 @@ SHAPES: tuple[tuple[str, str], ...] = (
     ("llama.cpp", r"KV self size~=~{kv_size},~c\^KV \({k_dtype}\):~{k_size}"),
     (
         "llama.cpp",
-        r"(?<!recurrent:[ ])size~=~{kv_size} \(~{cells} cells,~{layers} layers(?:,~[\d/\s]{1,20} seqs)?\)"
-        r"(?:,~K \({k_dtype}~\):~{k_size},~V \({v_dtype}~\):~{v_size})?",
+        r"(?<!recurrent:[ ])size~=~{kv_size} \(~{cells} cells,~{layers} layers"
+        r"(?:,~[\d/\s]{1,20} seqs)?\)(?:,~K \({k_dtype}~\):~{k_size},~V \({v_dtype}~\):~{v_size})?",
     ),
     ("llama.cpp", r"llama_memory_recurrent: size~=~{state_size}"),
     ("llama.cpp", r"llama_context: n_ctx~=~{context}"),
