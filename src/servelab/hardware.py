@@ -9,7 +9,6 @@ not a pair or a tray; bandwidth and link rates are decimal, per direction for li
 Ignores: what a kernel can reach (measure it: `servelab.measure`), clocks and power limits.
 """
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
-from servelab.units import ReadOnly, check_fields, check_positive, dtype_bits
+from servelab.units import ReadOnly, check_fields, check_positive, dtype_bits, near_names
 
 
 @dataclass(frozen=True)
@@ -147,11 +146,7 @@ def get(name: str) -> Accelerator:
     catalogue = _catalogue()
     if isinstance(name, str) and name in catalogue:
         return catalogue[name]
-    wanted = str(name).lower()
-    near = [n for n in catalogue if wanted in n] or difflib.get_close_matches(
-        wanted, catalogue, n=4, cutoff=0.3
-    )
-    raise KeyError(f"no accelerator {name!r}; near: {', '.join(near) or ', '.join(catalogue)}")
+    raise KeyError(f"no accelerator {name!r}; near: {near_names(name, catalogue)}")
 
 
 @cache

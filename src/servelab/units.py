@@ -9,9 +9,10 @@ vLLM's (k, m are 10^3, 10^6; K, M are 2^10, 2^20).
 Ignores: the scale factors that a quantised format stores beside its elements.
 """
 
+import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from fractions import Fraction
 from numbers import Integral, Real
@@ -47,6 +48,21 @@ _TIME_UNITS = {
     "h": Fraction(3600),
 }
 
+
+#: Other spellings of the formats: those of the engines' flags and logs.
+DTYPE_SPELLINGS = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "f16": "fp16",
+    "float32": "fp32",
+    "float": "fp32",
+    "f32": "fp32",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+}
 
 # --- checks -------------------------------------------------------------------------------------
 
@@ -161,6 +177,17 @@ def size_bytes(elements: int, dtype: str) -> int:
     (8192, 2)
     """
     return -(-check_count("elements", elements, minimum=0) * dtype_bits(dtype) // 8)
+
+
+def near_names(wanted: object, known: Iterable[str]) -> str:
+    """Return the known names most like a wanted one, or all if none is, for an error message.
+
+    >>> near_names("h100", ["a100-sxm", "h100-pcie", "h100-sxm"]), near_names("", [])
+    ('h100-pcie, h100-sxm', '')
+    """
+    names, text = list(known), str(wanted).lower()
+    near = [n for n in names if text in n] or difflib.get_close_matches(text, names, 4, cutoff=0.3)
+    return ", ".join(near or names)
 
 
 class ReadOnly:

@@ -15,6 +15,7 @@ from pathlib import Path
 from servelab import models
 from servelab.models import ModelSpec, UnsupportedConfig
 from servelab.models.reader.files import MAX_FILE_BYTES
+from servelab.units import near_names
 
 
 def read_model(text: str) -> ModelSpec:
@@ -89,10 +90,6 @@ def _no_model(text: str, path: Path) -> str:
     """Return that there is neither a file nor a model of that name, and what there is."""
     if path.suffix == ".json" or (path.parent != Path(".") and path.parent.exists()):
         return no_file(path)
-    wanted = text.rsplit("/", 1)[-1].lower()
-    near = [n for n in models.names() if wanted in n] or difflib.get_close_matches(
-        wanted, models.names(), n=3
-    )
-    names = f"{'near' if near else 'bundled'}: {', '.join(near or models.names())}"
+    near = near_names(text.rsplit("/", 1)[-1], models.names())
     download = "; nothing is downloaded: give its config.json" if "/" in text else ""
-    return f"no file and no bundled model {text!r}{download}; {names}"
+    return f"no file and no bundled model {text!r}{download}; near: {near}"

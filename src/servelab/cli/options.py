@@ -24,19 +24,6 @@ if TYPE_CHECKING:
     from servelab.models import ModelSpec
     from servelab.roofline import Precision
 
-#: Other spellings of a number format: those of vLLM's and llama.cpp's flags.
-SPELLINGS = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "f16": "fp16",
-    "float32": "fp32",
-    "float": "fp32",
-    "f32": "fp32",
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
-}
-
 
 class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic in click 8.5, not in 8.1
     """A value that a function reads from text, and refuses by a ``ValueError``.
@@ -173,9 +160,9 @@ def _formats() -> tuple[str, ...]:
 def _named(text: str, known: Iterable[str], what: str) -> str:
     """Return the name that a spelling stands for, if it is known."""
     known = tuple(known)
-    name = SPELLINGS.get(text, text)
+    name = units.DTYPE_SPELLINGS.get(text, text)
     if name not in known:
-        near = difflib.get_close_matches(text, (*known, *SPELLINGS), n=3) or known
+        near = difflib.get_close_matches(text, (*known, *units.DTYPE_SPELLINGS), n=3) or known
         raise ValueError(f"unknown {what} {text!r}; near: {', '.join(near)}")
     return name
 

@@ -15,25 +15,13 @@ from servelab.logs.run import Run
 from servelab.memory.formats import FORMATS
 from servelab.models import ModelSpec
 from servelab.models.parallel import rank
+from servelab.units import DTYPE_SPELLINGS
 
 #: How far loaded weights may be from a configuration's: rotary tables, padding, scales.
 WEIGHT_TOLERANCE = 0.05
 _USUAL_RANKS = (1, 2, 4, 8, 16)
 #: How engines name the formats of `servelab.memory.formats`.
-_KV_FORMATS = {
-    "auto": "bf16",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "f16": "fp16",
-    "float32": "fp32",
-    "float": "fp32",
-    "f32": "fp32",
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
-    "float8_e4m3fn": "fp8",
-    "float8_e5m2": "fp8",
-} | {name: name for name in FORMATS}
+_KV_FORMATS = {"auto": "bf16"} | DTYPE_SPELLINGS | {name: name for name in FORMATS}
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
 """The models that the book speaks of, read from their published configurations."""
 
-import difflib
 import json
 from functools import cache
 from importlib import resources
 
 from servelab.models.reader import read_config
 from servelab.models.spec import ModelSpec
+from servelab.units import near_names
 
 _FOLDER = resources.files("servelab") / "data/configs"
 
@@ -36,11 +36,7 @@ def get(name: str) -> ModelSpec:
     KeyError: "no bundled model 'llama'; near: llama-2-7b, llama-3-70b, llama-3-8b"
     """
     if name not in names():
-        wanted = str(name).lower()
-        near = [n for n in names() if wanted in n] or difflib.get_close_matches(
-            wanted, names(), n=3, cutoff=0.3
-        )
-        raise KeyError(f"no bundled model {name!r}; near: {', '.join(near) or ', '.join(names())}")
+        raise KeyError(f"no bundled model {name!r}; near: {near_names(name, names())}")
     return _read(name)
 
 
