@@ -359,7 +359,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, list[Any]]]
         {
             "available_bytes": NOT_A_COUNT_FROM_0,
             "max_model_len": NOT_A_COUNT,
-            "block_size": NOT_A_COUNT,
+            "block_size": ALL_OPTIONAL,
             "kv_dtype": NOT_A_DTYPE,
         },
     ),

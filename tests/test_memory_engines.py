@@ -193,8 +193,8 @@ def test_the_smallest_rank_of_the_worst_stage_decides() -> None:
     rooms = [9, 7, 8, 4]  # GiB of tp 2 x pp 2
     sizes = tuple(room * GiB for room in rooms)
     for engine in ("exact", "vllm", "sglang", "tensorrt-llm"):
-        both = memory.capacity(LLAMA, sizes, 8192, engine=engine, tp=2, pp=2)
-        assert both == memory.capacity(LLAMA, 4 * GiB, 8192, engine=engine, tp=2, pp=2)
+        both = memory.capacity(LLAMA, sizes, 8192, 16, engine=engine, tp=2, pp=2)
+        assert both == memory.capacity(LLAMA, 4 * GiB, 8192, 16, engine=engine, tp=2, pp=2)
         assert both.bytes_per_block == 16 * 65536 // 2
     with pytest.raises(ValueError, match="one count or 4, got 2"):
         memory.capacity(LLAMA, sizes[:2], 8192, tp=2, pp=2)
@@ -239,7 +239,18 @@ def test_each_engine_rounds_its_own_way() -> None:
         "tensorrt-llm": 1008,  # blocks that hold them all
         "llama.cpp": 3 * 256,  # contexts of padded cells
     }
-    assert memory.capacity(LLAMA, room, 100, 1, engine="sglang").tokens == 1000
+
+
+def test_blocks_are_the_engine_s_own_where_none_are_given() -> None:
+    room = 1000 * 131072 + 5
+    counted = {e: memory.capacity(LLAMA, room, 100, engine=e).tokens for e in memory.ENGINES}
+    assert counted == {
+        "exact": 992,
+        "vllm": 992,
+        "sglang": 1000,  # every token
+        "tensorrt-llm": 1024,  # blocks of 32
+        "llama.cpp": 768,
+    }
 
 
 def test_llama_cpp_sets_contexts_aside() -> None:

@@ -14,9 +14,6 @@ from servelab.memory import Budget, Capacity
 from servelab.models import ModelSpec
 from servelab.units import format_bytes, format_seconds
 
-#: Tokens per block where none are given, of engines that do not take 16 as vLLM does.
-_BLOCK_SIZES = {"sglang": 1, "tensorrt-llm": 32}
-
 
 @click.command(
     epilog=options.examples(
@@ -120,7 +117,7 @@ def command(
     if weight_dtype is None and spec.published_weight_bytes is None:
         weight_dtype = options.served_dtype(spec)
     settings: dict[str, Any] = {
-        "block_size": block_size or _BLOCK_SIZES.get(engine, 16),
+        "block_size": block_size,
         "kv_dtype": kv_dtype,
         "engine": engine,
         "tp": tp,

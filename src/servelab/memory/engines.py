@@ -28,13 +28,16 @@ from servelab.units import check_count
 
 #: llama.cpp rounds contexts, and the cells of windowed layers, up to a multiple of this.
 _CELLS = 256
+#: Tokens per block where none are given, of engines that do not take vLLM's 16. Source: SGLang
+#: ``server_args.py``, ``page_size``; TensorRT-LLM ``KvCacheConfig``, ``tokens_per_block``.
+_BLOCK_SIZES = {"sglang": 1, "tensorrt-llm": 32}
 
 
 def capacity(
     spec: ModelSpec,
     available_bytes: int | tuple[int, ...],
     max_model_len: int,
-    block_size: int = 16,
+    block_size: int | None = None,
     kv_dtype: str = "bf16",
     *,
     engine: str = "exact",
@@ -48,8 +51,8 @@ def capacity(
 
     Parameters: ``available_bytes`` for the cache of one rank: one number for all ranks, or a tuple
     of ``tp * pp``, those of a pipeline stage together; ``engine`` one of ``ENGINES``;
+    ``block_size`` None for the engine's default: 16, single tokens in SGLang, 32 in TensorRT-LLM;
     ``max_num_batched_tokens`` None for 8,192, and 512 for llama.cpp; the others as in `Settings`.
-    SGLang counts single tokens where ``block_size`` is 1, its default.
     Raises: ``TypeError``, ``ValueError`` for bad counts, an unknown format or engine, heads that do
     not divide over the ranks, and what the engine itself refuses.
 
@@ -63,6 +66,8 @@ def capacity(
     """
     if not isinstance(engine, str) or engine not in _COUNTS:
         raise ValueError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
+    if block_size is None:
+        block_size = _BLOCK_SIZES.get(engine, 16)
     if max_num_batched_tokens is None:
         max_num_batched_tokens = 512 if engine == "llama.cpp" else 8192
     settings = Settings(
