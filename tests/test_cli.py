@@ -367,6 +367,8 @@ def test_time_is_the_sum_of_its_phases(run: Run) -> None:
     assert values["achieved_fraction"]["ttft"] == pytest.approx(0.5, abs=0.01)
     assert list(values["warnings"]) == ["tpot"]  # faster than its bound
     assert "between devices" in run(f"{line} --tp 2")[1]
+    assert "on each of 2 tensor-parallel ranks" in run(f"{line} --tp 2")[1]
+    assert "summed over the 2 stages" in run(f"{line} --pp 2")[1]
     assert json.loads(run(f"{line} --output 1 --json")[1])["decode"] is None
 
 

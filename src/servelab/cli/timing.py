@@ -83,8 +83,8 @@ def command(
 ) -> None:
     """Times that no run can beat: TTFT, TPOT, whole request.
 
-    All prompts are prefilled in one step, then all answers are decoded together. A bound is the
-    longest of arithmetic, memory and link, at the peaks of the data sheet.
+    All prompts are prefilled in one step, then all answers are decoded together, a batch in one
+    piece. A bound is the longest of arithmetic, memory and link, at the peaks of the data sheet.
     """
     precision = options.precision_of(spec, kv_dtype, weight_dtype, compute_dtype)
     times = request_time(spec, chip, prompt, output, batch, precision, tp, pp)
@@ -129,8 +129,13 @@ def command(
         yield ""
         yield from _terms(times)
         yield ""
-        if tp * pp > 1:
-            yield "on each device"
+        if tp > 1:
+            yield f"on each of {tp} tensor-parallel ranks"
+        if pp > 1:
+            yield wrapped(
+                f"summed over the {pp} stages, which a batch passes in one piece; split into "
+                "micro-batches it can be faster"
+            )
         yield from _divisions(times, chip, precision)
         yield f"first token after {format_seconds(times.ttft_seconds)} at least (TTFT)"
         if times.tpot_seconds is not None:

@@ -6,8 +6,9 @@ parallelism makes each device a smaller one (`servelab.models.parallel`) and cos
 per layer; a pipeline's stages work one after another on a token, so that one card's bandwidth
 bounds a step whatever their number.
 
-Assumes: peaks of the data sheet; all sequences of a request's batch in step; a ring all-reduce,
-which moves 2 (n-1)/n of a tensor through each device's link.
+Assumes: peaks of the data sheet; all sequences of a request's batch in step; a step that passes a
+pipeline in one piece: split into micro-batches, whose stages overlap, it can be faster than this; a
+ring all-reduce, which moves 2 (n-1)/n of a tensor through each device's link.
 
 Ignores: launches, sampling, queueing, the embedding table (one row per token is read), the gather
 of logits, reductions inside a switch, which can halve the link's time.
