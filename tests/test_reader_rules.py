@@ -317,6 +317,7 @@ def test_text_section_is_read_and_the_outer_tie_counts():
     [
         ({"peft_type": "LORA", "r": 16, "base_model_name_or_path": "x"}, "adapter_config.json"),
         ({"tokenizer_class": "LlamaTokenizer", "chat_template": "..."}, "tokenizer_config.json"),
+        ({"tokenizer_class": "QWenTokenizer", "model_max_length": 8192}, "tokenizer_config.json"),
         ({"do_sample": True, "temperature": 0.6, "eos_token_id": 2}, "generation_config.json"),
         ({"weight_map": {"a": "b"}}, "safetensors index"),
         ({"dim": 4096, "n_layers": 32, "n_kv_heads": 8}, "params.json"),

@@ -27,8 +27,8 @@ MAX_FILE_BYTES = 16 * MiB
 _OTHER_FILES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("peft_type", "lora_alpha", "base_model_name_or_path"), "an adapter_config.json: it says what "
      "was added to a base model; give that model's config.json"),
-    (("added_tokens_decoder", "chat_template", "tokenizer_file", "add_bos_token"),
-     "a tokenizer_config.json"),
+    (("added_tokens_decoder", "chat_template", "tokenizer_file", "tokenizer_class",
+      "add_bos_token"), "a tokenizer_config.json"),
     (("weight_map",), "a safetensors index"),
     (("image_processor_type", "feature_extractor_type", "processor_class"),
      "a preprocessor_config.json"),
