@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help book test notebooks serve lint bench measure look clean
+.PHONY: help book test notebooks serve lint mutants bench measure look clean
 
 help: ## list these targets
 	@echo "The Physics of LLM Serving. Targets:"
@@ -36,6 +36,10 @@ serve: book ## build the book and serve it on this machine
 
 lint: .venv/.stamp ## style, spelling and types only
 	@$(BIN)/python tools/run_tests.py lint
+
+mutants: .venv/.stamp ## put known bugs into a copy and see which test notices each
+	@echo "==> Trying the mutants"
+	@$(BIN)/python tools/mutants.py
 
 bench: .venv/.stamp ## measure our own code against its roofs
 	@echo "==> Running the benchmarks"

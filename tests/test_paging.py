@@ -1,7 +1,7 @@
 """The room `paging`: bug reports of other engines as tests, a published example, and the events.
 
-The bNN in a name is a row of the table of bug reports that tests/paging_mutants.py lists; each such
-test was seen to fail on the bug it names (`make mutants`).
+The bNN in a name is a row of the bug reports that tests/paging_mutants.py lists; each such test was
+seen to fail on the bug it names (`make mutants`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import itertools
 import random
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,10 @@ from servelab.paging import (
     rewind,
 )
 from tests.paged_world import World, verify_forms
+from tests.paging_mutants import MUTANTS, Mutant
+
+# Where it is edited: what is imported here may be a mutated copy.
+SOURCES = Path(__file__).resolve().parents[1] / "src" / "servelab" / "paging"
 
 
 def tables_of(world: World) -> list[BlockTable]:
@@ -40,6 +45,16 @@ def tables_of(world: World) -> list[BlockTable]:
 
 def cached_blocks(pool: BlockPool) -> list[int]:
     return sorted(pool.index)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_each_mutant_fits_the_source_and_names_a_test(mutant: Mutant) -> None:
+    source = (SOURCES / mutant.file).read_text(encoding="utf-8")
+    for before, after in mutant.changes:
+        assert source.count(before) == 1
+        source = source.replace(before, after)
+    compile(source, mutant.file, "exec")
+    assert any(name.startswith(mutant.killer) for name in globals())
 
 
 # --- a published example ------------------------------------------------------------------------
@@ -609,6 +624,15 @@ def test_tables_move_together_and_stay_shared() -> None:
     world.drain()
 
 
+def test_a_move_that_does_not_fit_is_refused_and_nothing_has_changed() -> None:
+    world = World(num_blocks=9, block_size=2, host_blocks=3)
+    request = world.start([1, 2, 0, 1, 2])
+    with pytest.raises(OutOfBlocks, match="3 free blocks are needed, the pool has 2"):
+        world.swap_out([request])  # compares both pools with what they were
+    assert (world.host.free_order(), request.table.blocks) == ([1, 2], (1, 2, 3))
+    world.verify()
+
+
 def corruptions():
     def lost(pool: BlockPool, table: BlockTable) -> None:
         pool._free.remove(pool.free_order()[0])
@@ -702,6 +726,20 @@ def test_events_lead_to_every_state_and_back() -> None:
         assert between
         assert replay(between, copy.deepcopy(before)) == after
         assert rewind(between, copy.deepcopy(after)) == before
+
+
+def test_duplicates_keep_their_order_when_an_eviction_is_undone() -> None:
+    world = World(num_blocks=5, block_size=2)
+    requests = [world.start([1, 2]) for _ in range(3)]  # a last block is always computed anew
+    before, seen = world.state(), len(world.log)
+    assert list(before.cached.values()) == [[1, 2, 3]]
+    for request in (requests[1], requests[0]):
+        world.free(request)
+    rest = BlockTable(world.pool)
+    rest.append(4)  # block 4, which was never used, and block 2
+    after = PoolState.of(world.pool, [requests[2].table, rest])
+    assert list(after.cached.values()) == [[1, 3]]
+    assert rewind(world.log[seen:], after) == before
 
 
 def test_events_say_what_happened_and_why() -> None:

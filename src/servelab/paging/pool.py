@@ -2,7 +2,7 @@
 
 Models: the cache of a device as ``num_blocks`` blocks of ``block_size`` slots; a block is held by
 as many tables as its reference count says. Free blocks wait in least-recently-used order and keep
-what they cached until they are used again (Kwon et al. 2023, section 4.3; vLLM,
+what they cached until they are used again (Kwon et al. 2023, section 4.2; vLLM,
 vllm/v1/core/block_pool.py).
 
 Assumes: block 0 is the null block: never handed out, so padding may name it; its contents are
