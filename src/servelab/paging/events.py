@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from servelab.paging.pool import BlockPool
     from servelab.paging.table import BlockTable
 
-Value = TypeVar("Value")
 Reason = Literal["allocate", "hit", "fork", "move", "release"]
 
 
@@ -63,11 +62,11 @@ class PoolState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change(Generic[Value]):
-    """One piece of state that went from ``old`` to ``new``."""
+class Change:
+    """One piece of state that went from ``old`` to ``new``; each kind says of what type."""
 
-    old: Value
-    new: Value
+    old: Any
+    new: Any
 
     def apply(self, state: PoolState) -> None:
         """Take ``state`` over this change, forwards."""
@@ -77,14 +76,16 @@ class Change(Generic[Value]):
         """Take ``state`` back over this change."""
         self._put(state, self.new, self.old)
 
-    def _put(self, state: PoolState, old: Value, new: Value) -> None:
+    def _put(self, state: PoolState, old: Any, new: Any) -> None:
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefChanged(Change[int]):
+class RefChanged(Change):
     """The tables that hold ``block``; ``after`` is its predecessor while it is free (0: none)."""
 
+    old: int
+    new: int
     block: int
     after: int
     reason: Reason
@@ -99,12 +100,14 @@ class RefChanged(Change[int]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EntryChanged(Change[int | None]):
+class EntryChanged(Change):
     """The block behind entry ``index`` of a table: None before it is added, after it is dropped.
 
     From one block to another it is a copy on write.
     """
 
+    old: int | None
+    new: int | None
     table: int
     index: int
 
@@ -116,9 +119,11 @@ class EntryChanged(Change[int | None]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthChanged(Change[int]):
+class LengthChanged(Change):
     """The tokens of a table."""
 
+    old: int
+    new: int
     table: int
 
     def _put(self, state: PoolState, old: int, new: int) -> None:
@@ -128,13 +133,15 @@ class LengthChanged(Change[int]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CachedChanged(Change[str | None]):
+class CachedChanged(Change):
     """The key under which ``block`` can be found, None if it cannot.
 
     ``parent`` is the key of the prefix before it, ``tokens`` what the block holds, ``position`` its
     place among the blocks of that key.
     """
 
+    old: str | None
+    new: str | None
     block: int
     parent: str
     tokens: tuple[int, ...]
@@ -150,8 +157,11 @@ class CachedChanged(Change[str | None]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochChanged(Change[int]):
+class EpochChanged(Change):
     """The epoch of the prefix cache: a new one for each set of weights."""
+
+    old: int
+    new: int
 
     def _put(self, state: PoolState, old: int, new: int) -> None:
         state.epoch = new
