@@ -94,7 +94,8 @@ class World:
         self.running: list[Request] = []
         self.swapped: list[Request] = []
         self.past: list[list[int]] = []  # token lists to draw prompts from
-        self._state, self._folded = PoolState.empty(num_blocks), 0
+        self._folded, self._folded_state = 0, PoolState.empty(num_blocks)
+        self._last = PoolState.empty(num_blocks)
 
     @property
     def weights(self) -> int:
@@ -139,7 +140,10 @@ class World:
             assert (refusal.value.needed, refusal.value.free) == (needed, free)
             assert (self.state(), table.root) == (before, root), "a refusal changed something (I11)"
             raise refusal.value
+        begun = table.blocks[table.num_tokens // self.pool.block_size :]  # the last, if partial
+        shared = [b for b in begun if self.pool.refs[b] > 1 or b in self.pool.index]
         copies = table.append(num_tokens, hit)
+        assert [source for source, _ in copies] == shared
         given_back = sum(self.pool.refs[source] == 0 for source, _ in copies)
         assert self.pool.num_free == free - needed + given_back, "the capacity check was not exact"
         for source, destination in copies:
@@ -229,11 +233,17 @@ class World:
         self._verify_values(self.store, self.running)
         self._verify_values(self.host_store, self.swapped)
         self._verify_index()
-        replay(self.log[self._folded :], self._state)  # I17, from where it was last compared
-        self._folded = len(self.log)
-        assert self._state == self.state()
+        self._verify_events()
         self.pool.check([sequence.table for sequence in self.running])
         self.host.check([sequence.table for sequence in self.swapped])
+
+    def _verify_events(self) -> None:
+        """I17: forwards from the last comparison to the live state, back again, and forwards."""
+        new, live = self.log[self._folded :], self.state()
+        assert replay(new, self._folded_state) == live
+        assert rewind(new, self._folded_state) == self._last
+        replay(new, self._folded_state)
+        self._folded, self._last = len(self.log), live
 
     def _verify_pool(self, pool: BlockPool, sequences: list[Request]) -> None:
         tables = [sequence.table for sequence in sequences]

@@ -362,7 +362,7 @@ MUTANTS = (
     Mutant.of(
         "the key does not depend on what is before",
         "index.py",
-        "test_events_say_what_happened",
+        "test_a_key_depends",
         '    return hashlib.sha256(b"block" + parent_key + packed).digest()',
         '    return hashlib.sha256(b"block" + packed).digest()',
     ),
@@ -594,7 +594,7 @@ MUTANTS = (
     Mutant.of(
         "a revived block's place in the free order is not reported",
         "pool.py",
-        "test_events_lead",
+        "test_a_revived_block",
         "            after = self._free.remove(block)\n",
         "            self._free.remove(block)\n",
     ),

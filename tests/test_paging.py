@@ -253,10 +253,10 @@ def test_b10_a_hit_on_a_free_block_keeps_it_and_counts_as_taking_a_free_block() 
     with pytest.raises(OutOfBlocks, match="4 free blocks are needed, the pool has 3"):
         world.start([1, 2, 0, 1, 2, 2, 2])
     world.free(other)
-    revived = world.start([1, 2, 0, 1, 2, 2, 2])
-    assert revived.table.blocks[:2] == hit.blocks
-    assert world.cache.lookup([1, 2, 0, 1, 2, 2, 2]).blocks[:2] == hit.blocks
-    world.verify()
+    revived = BlockTable(world.pool)
+    revived.append(3, hit)
+    assert (revived.blocks[:2], world.pool.num_free) == (hit.blocks, 0)
+    assert world.cache.lookup([1, 2, 0, 1, 2, 2, 2]) == hit  # before anything is published again
 
 
 def test_b11_the_allocation_that_uses_a_hit_does_not_evict_it() -> None:
@@ -294,6 +294,12 @@ def test_b20_neighbours_that_cancel_in_a_polynomial_hash_have_other_keys() -> No
         assert world.cache.lookup([*twin, 1]).blocks == ()
         keys = {index.chain_key(bytes(32), tuple(block)) for block in (tokens, twin)}
         assert len(keys) == 2
+
+
+def test_a_key_depends_on_all_that_is_before() -> None:
+    root = index.Root(epoch=0).key
+    first = [index.chain_key(root, (token, 5)) for token in range(3)]
+    assert len({index.chain_key(key, (7, 8)) for key in first}) == 3
 
 
 NAMESPACES = [
@@ -444,6 +450,7 @@ def test_b15_a_row_that_shrank_and_grew_names_no_former_block() -> None:
     table, other = BlockTable(pool), BlockTable(pool)
     table.append(8)
     former = table.blocks
+    assert padded([table], width=4) == [list(former)]
     table.truncate(3)
     other.append(4)  # the pool is large: it takes fresh blocks
     assert padded([table], width=4) == [[*former[:2], NULL_BLOCK, NULL_BLOCK]]
@@ -697,13 +704,18 @@ def test_the_check_sees_every_kind_of_damage(corrupt, words: str) -> None:
 
 
 def test_events_lead_to_every_state_and_back() -> None:
-    world = World(num_blocks=7, block_size=2)
+    world = World(num_blocks=8, block_size=2)
     states = [(0, world.state())]
 
     def mark() -> None:
         states.append((len(world.log), world.state()))
 
     first = world.start([1, 2, 0, 1, 2])
+    mark()
+    world.free(first)
+    mark()
+    first = world.start([1, 2, 0, 1, 2])  # hits that wait in the middle of the free order
+    assert first.cached_tokens == 4
     mark()
     second = world.fork(first)
     mark()
@@ -740,6 +752,15 @@ def test_duplicates_keep_their_order_when_an_eviction_is_undone() -> None:
     after = PoolState.of(world.pool, [requests[2].table, rest])
     assert list(after.cached.values()) == [[1, 3]]
     assert rewind(world.log[seen:], after) == before
+
+
+def test_a_revived_block_goes_back_to_its_place_when_that_is_undone() -> None:
+    world = World(num_blocks=7, block_size=2)
+    fill(world, [1, 2, 0, 1, 2])
+    before, seen = world.state(), len(world.log)
+    assert before.free == [4, 5, 6, 3, 2, 1]
+    world.start([1, 2, 0, 1, 0])
+    assert rewind(world.log[seen:], world.state()) == before
 
 
 def test_events_say_what_happened_and_why() -> None:

@@ -49,16 +49,25 @@ class Histories(RuleBasedStateMachine):
         if self.world.past and data.draw(st.integers(0, 3)):
             past = self.world.past[data.draw(st.integers(0, len(self.world.past) - 1))]
             tokens = past[: data.draw(st.integers(0, len(past)))]
-            if data.draw(st.booleans()):
-                return past
         return [*tokens, *data.draw(TOKENS)] or [0]
 
     @rule(data=st.data())
     def start(self, data: st.DataObject) -> None:
         namespace = data.draw(st.sampled_from([{}, {}, {}, {"salt": "s"}]))
-        chunk = data.draw(st.sampled_from([None, None, 1, 3]))
+        self.admit(data, self.prompt(data), namespace)
+
+    @precondition(lambda self: self.world.running)
+    @rule(data=st.data(), ends=st.booleans())
+    def start_from_another(self, data: st.DataObject, ends: bool) -> None:
+        """As the next turn of a conversation does, or a request that was pre-empted."""
+        request = self.one_of(data, self.world.running)
+        if ends:
+            self.world.free(request)
+        self.admit(data, [*request.tokens, *data.draw(TOKENS)], request.namespace)
+
+    def admit(self, data: st.DataObject, tokens: list[int], namespace: dict[str, str]) -> None:
         try:
-            request = self.world.start(self.prompt(data), namespace, chunk)
+            request = self.world.start(tokens, namespace, data.draw(st.sampled_from([None, 1, 3])))
         except OutOfBlocks:
             SEEN["refused at admission"] += 1
         else:
@@ -72,13 +81,13 @@ class Histories(RuleBasedStateMachine):
         request = self.one_of(data, self.world.running)
         left = len(request.tokens) - request.table.num_tokens
         tokens = [] if left else [data.draw(st.integers(0, 2)), *data.draw(TOKENS)]
-        last = request.table.blocks[-1:]
+        before = request.table.blocks
         try:
             self.world.extend(request, tokens, chunk)
         except OutOfBlocks:
             SEEN["refused later"] += 1
         else:
-            SEEN["copied"] += request.table.blocks[: len(last)][-1:] != last and bool(last)
+            SEEN["copied"] += request.table.blocks[: len(before)] != before
 
     @precondition(lambda self: self.world.running)
     @rule(data=st.data())
@@ -146,7 +155,7 @@ KINDS = [
 
 def run_histories() -> None:
     run_state_machine_as_test(
-        Histories, settings=settings(max_examples=150, stateful_step_count=40)
+        Histories, settings=settings(max_examples=250, stateful_step_count=40)
     )
 
 
