@@ -39,7 +39,7 @@ def value_of(weights: int, namespace: Namespace, token: int, before: str) -> str
 
 @dataclass(eq=False)
 class Request:
-    """A sequence and the values that its positions must have; ``computed`` of them are stored."""
+    """A sequence and the values that its computed positions must have."""
 
     table: BlockTable
     tokens: list[int]
@@ -152,7 +152,7 @@ class World:
         assert start == len(sequence.expected)
         sequence.expect(self.weights, table.num_tokens)
         self.store.compute(sequence, self.weights, start)
-        self.cache.publish(table, sequence.tokens[: table.num_tokens])
+        self.cache.publish(table, sequence.tokens, table.num_tokens)
 
     def fork(self, parent: Request) -> Request:
         child = Request(

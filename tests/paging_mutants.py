@@ -19,7 +19,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of one file of the room: each ``before``, found exactly once, becomes ``after``."""
+    """A change of one file of the room: each ``before``, found exactly once, becomes ``after``.
+
+    ``killer`` is how the name of the test begins that must fail on it.
+    """
 
     name: str
     file: str
@@ -39,6 +42,11 @@ _SHARE = '            self._share(hit.blocks, "hit")\n'
 _ALLOCATE = "            self._set_entry(len(self._blocks), self.pool.allocate())\n"
 _REFUSE = """        if needed > self.pool.num_free:
             raise OutOfBlocks(needed, self.pool.num_free)
+"""
+
+_PUBLISH = """            prefixes.append(parent)
+        for block, prefix in zip(blocks[begin:full], prefixes, strict=True):
+            self.pool.cache(block, prefix)
 """
 
 MUTANTS = (
@@ -254,10 +262,9 @@ MUTANTS = (
         "B8 a duplicate is not published",
         "prefix.py",
         "test_b08",
-        "            parent = index.prefix(parent, self._block_tokens(tokens, place))\n",
-        "            if index.find(parent, self._block_tokens(tokens, place)):\n"
-        "                break\n"
-        "            parent = index.prefix(parent, self._block_tokens(tokens, place))\n",
+        "            self.pool.cache(block, prefix)\n",
+        "            if index.find(prefix.parent, prefix.tokens) is None:\n"
+        "                self.pool.cache(block, prefix)\n",
     ),
     Mutant.of(
         "a key has one block: the newest replaces the others",
@@ -270,15 +277,36 @@ MUTANTS = (
         "a partial block is published",
         "prefix.py",
         "test_publishing_what_is_not_there",
-        "full = begin = len(tokens) // self.pool.block_size",
-        "full = begin = -(-len(tokens) // self.pool.block_size)",
+        "full = begin = computed // size",
+        "full = begin = -(-computed // size)",
     ),
     Mutant.of(
         "tokens without slots are published",
         "prefix.py",
         "test_publishing_what_is_not_there",
-        "if len(tokens) > table.num_tokens:",
-        "if False:",
+        "if computed > min(len(tokens), table.num_tokens):",
+        "if computed > len(tokens):",
+    ),
+    Mutant.of(
+        "more tokens than are given are published",
+        "prefix.py",
+        "test_publishing_what_is_not_there",
+        "if computed > min(len(tokens), table.num_tokens):",
+        "if computed > table.num_tokens:",
+    ),
+    Mutant.of(
+        "all tokens are published, not the computed ones",
+        "prefix.py",
+        "test_publishing_what_is_not_there",
+        "computed = len(tokens) if num_computed is None else num_computed",
+        "computed = len(tokens)",
+    ),
+    Mutant.of(
+        "publishing stops half-way at a bad token",
+        "prefix.py",
+        "test_publishing_is_all_or_nothing",
+        _PUBLISH,
+        "            self.pool.cache(blocks[place], parent)\n",
     ),
     Mutant.of(
         "other tokens than computed are published",

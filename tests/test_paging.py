@@ -586,8 +586,12 @@ def test_publishing_what_is_not_there_is_refused() -> None:
         cache.publish(table, tokens[:3])
     table.free()
     table.append(3, cache.lookup(tokens))
-    with pytest.raises(ValueError, match="table 0 has 3 tokens, got 4"):
+    with pytest.raises(ValueError, match="4 are given, table 0 has 3"):
         cache.publish(table, tokens)
+    with pytest.raises(ValueError, match="3 tokens cannot be computed: 2 are given"):
+        cache.publish(table, tokens[:2], num_computed=3)
+    cache.publish(table, tokens, num_computed=1)
+    assert cached_blocks(world.pool) == []
     with pytest.raises(ValueError, match="did not begin with a lookup in this pool"):
         PrefixCache(BlockPool(4, 2)).publish(table, tokens[:3])
     cache.publish(table, tokens[:3])
@@ -598,6 +602,16 @@ def test_publishing_what_is_not_there_is_refused() -> None:
     cache.publish(table, tokens)
     cache.publish(table, tokens)
     assert len(world.pool.index) == 2
+
+
+@pytest.mark.parametrize(("bad", "error"), [(0.5, TypeError), (2**63, ValueError)])
+def test_publishing_is_all_or_nothing(bad: float, error: type[Exception]) -> None:
+    pool = BlockPool(num_blocks=9, block_size=2)
+    cache, table = PrefixCache(pool), BlockTable(pool)
+    table.append(5, cache.lookup([1, 2, 0, 1, 2]))
+    with pytest.raises(error):
+        cache.publish(table, [1, 2, bad, 1, 2])
+    assert cached_blocks(pool) == []
 
 
 @pytest.mark.parametrize(

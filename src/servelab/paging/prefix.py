@@ -66,31 +66,44 @@ class PrefixCache:
             prefixes.append(parent)
         return Hit(root, tuple(blocks), tuple(prefixes))
 
-    def publish(self, table: BlockTable, tokens: Sequence[int]) -> None:
-        """Cache every full block of ``tokens``, the computed beginning of a table's sequence.
+    def publish(
+        self, table: BlockTable, tokens: Sequence[int], num_computed: int | None = None
+    ) -> None:
+        """Cache every full block among the computed tokens of a table's sequence.
 
         Blocks already cached are left; a table whose lookup was made in an earlier epoch is left
         too, since its keys and values are those of other weights.
+
+        Parameters: ``tokens`` of the sequence from its start; ``num_computed`` of them have their
+        keys and values in the table's slots (None: all).
         Raises: ``ValueError`` for a table of another pool, one that began without a lookup, more
-        tokens than it has, or other tokens than its cached blocks hold.
+        computed tokens than it or ``tokens`` has, or other tokens than its cached blocks hold;
+        ``TypeError``, ``ValueError`` as ``lookup``. Then nothing has changed.
         """
-        index = self.pool.index
+        index, size = self.pool.index, self.pool.block_size
+        computed = len(tokens) if num_computed is None else num_computed
         if table.pool is not self.pool or table.root is None:
             raise ValueError(f"table {table.id} did not begin with a lookup in this pool")
-        if len(tokens) > table.num_tokens:
-            raise ValueError(f"table {table.id} has {table.num_tokens} tokens, got {len(tokens)}")
+        if computed > min(len(tokens), table.num_tokens):
+            raise ValueError(
+                f"{computed} tokens cannot be computed: {len(tokens)} are given, "
+                f"table {table.id} has {table.num_tokens}"
+            )
         if table.root.epoch != index.epoch:
             return
         blocks = table.blocks
-        full = begin = len(tokens) // self.pool.block_size
+        full = begin = computed // size
         while begin and blocks[begin - 1] not in index:
             begin -= 1
         parent = (index.get(blocks[begin - 1]) if begin else None) or table.root
         if isinstance(parent, Prefix) and parent.tokens != self._block_tokens(tokens, begin - 1):
             raise ValueError(f"block {blocks[begin - 1]} is cached with other tokens than given")
+        prefixes = []
         for place in range(begin, full):
             parent = index.prefix(parent, self._block_tokens(tokens, place))
-            self.pool.cache(blocks[place], parent)
+            prefixes.append(parent)
+        for block, prefix in zip(blocks[begin:full], prefixes, strict=True):
+            self.pool.cache(block, prefix)
 
     def new_epoch(self) -> None:
         """Forget everything: the weights have changed.
