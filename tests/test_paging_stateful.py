@@ -59,7 +59,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.world.running)
     @rule(data=st.data(), ends=st.booleans())
     def start_from_another(self, data: st.DataObject, ends: bool) -> None:
-        """As the next turn of a conversation does, or a request that was pre-empted."""
+        """As the next turn of a conversation does, or a request that was preempted."""
         request = self.one_of(data, self.world.running)
         if ends:
             self.world.free(request)
