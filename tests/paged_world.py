@@ -142,7 +142,10 @@ class World:
             raise refusal.value
         begun = table.blocks[table.num_tokens // self.pool.block_size :]  # the last, if partial
         shared = [b for b in begun if self.pool.refs[b] > 1 or b in self.pool.index]
-        copies = table.append(num_tokens, hit)
+        try:
+            copies = table.append(num_tokens, hit)
+        except OutOfBlocks as error:
+            raise AssertionError("refused although the capacity check said yes (I12)") from error
         assert [source for source, _ in copies] == shared
         given_back = sum(self.pool.refs[source] == 0 for source, _ in copies)
         assert self.pool.num_free == free - needed + given_back, "the capacity check was not exact"
