@@ -4,7 +4,7 @@ BIN := .venv/bin
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help book test notebooks serve lint bench measure look clean
+.PHONY: help book test notebooks serve lint mutants bench measure look clean
 
 help: ## list these targets
 	@echo "The Physics of LLM Serving. Targets:"
@@ -39,6 +39,10 @@ serve: book ## build the book and serve it on this machine
 
 lint: .venv/.stamp ## style, spelling and types only
 	@$(BIN)/python tools/run_tests.py lint
+
+mutants: .venv/.stamp ## put known bugs into a copy and see which test notices each
+	@echo "==> Trying the mutants"
+	@$(BIN)/python tools/mutants.py
 
 bench: .venv/.stamp ## our own code against its roofs, other calculators against ours
 	@echo "==> Running the benchmarks"

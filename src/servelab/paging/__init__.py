@@ -1,0 +1,27 @@
+"""The paged KV cache: blocks, tables that share them, a prefix cache; every change an event."""
+
+from servelab.paging.events import Event, PoolState, replay, rewind
+from servelab.paging.forms import CsrTables, csr, padded
+from servelab.paging.pool import NULL_BLOCK, BlockPool, CorruptPool, OutOfBlocks, PoolShape
+from servelab.paging.prefix import PrefixCache
+from servelab.paging.table import BlockTable, Copy, Hit, move
+
+__all__ = [
+    "NULL_BLOCK",
+    "BlockPool",
+    "BlockTable",
+    "Copy",
+    "CorruptPool",
+    "CsrTables",
+    "Event",
+    "Hit",
+    "OutOfBlocks",
+    "PoolShape",
+    "PoolState",
+    "PrefixCache",
+    "csr",
+    "move",
+    "padded",
+    "replay",
+    "rewind",
+]

@@ -1,0 +1,112 @@
+"""Put known bugs into a copy of the package, one by one, and see which test notices each.
+
+``python tools/mutants.py [WORD ...]``, or ``make mutants``: all mutants, or those whose name holds
+one of the words. A table of mutants stands beside the tests of its room; each mutant names the test
+that must fail on it. Random histories are tried on each mutant too, to see what they alone would
+find. The exit code is 0 only if every named test failed, and all tests pass on the unchanged copy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests import paging_mutants  # noqa: E402
+
+TABLES = (paging_mutants,)
+
+# Shrinking a counterexample takes long, and nobody reads it here.
+_HISTORIES = """
+from hypothesis import Phase, settings
+settings.register_profile("mutants", derandomize=True, deadline=None, phases=[Phase.generate])
+settings.load_profile("mutants")
+from {module} import run_histories
+run_histories()
+"""
+
+
+def start(package: Path, *words: str) -> subprocess.Popen[str]:
+    """Start Python on the package in ``package``, ahead of the installed one."""
+    path = os.pathsep.join([str(package), str(ROOT)])
+    return subprocess.Popen(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def failures(package: Path, table: ModuleType) -> tuple[list[str], bool]:
+    """Return the names of the tests that fail, in order, and whether random histories fail."""
+    # Both at once: each uses one core.
+    histories = start(package, "-c", _HISTORIES.format(module=table.HISTORIES))
+    tests = start(package, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", table.TESTS)
+    output, _ = tests.communicate()
+    names = re.findall(r"^(?:FAILED|ERROR) [^:]+::(\w+)", output, re.MULTILINE)
+    histories.communicate()
+    if tests.returncode not in (0, 1) or bool(names) != bool(tests.returncode):
+        raise RuntimeError(f"pytest broke off:\n{output}")
+    return list(dict.fromkeys(names)), histories.returncode != 0
+
+
+def mutated(text: str, mutant: paging_mutants.Mutant) -> str:
+    """Return a source text with the changes of a mutant in it."""
+    for before, after in mutant.changes:
+        if text.count(before) != 1:
+            raise ValueError(f"{mutant.name}: {mutant.file} must hold {before!r} exactly once")
+        text = text.replace(before, after)
+    return text
+
+
+def main(words: list[str]) -> int:
+    """Try the mutants; return the exit code."""
+    survivors: list[str] = []
+    tried = by_histories = 0
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder)
+        shutil.copytree(
+            ROOT / "src" / "servelab",
+            package / "servelab",
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+        for table in TABLES:
+            room = package / "servelab" / table.ROOM
+            where = f"import servelab.{table.ROOM} as room; print(room.__file__)"
+            found, _ = start(package, "-c", where).communicate()
+            if Path(found.strip()).parent != room:
+                raise RuntimeError(f"not the copy is what runs, but {found}")
+            if any(failed := failures(package, table)):
+                raise RuntimeError(f"without any mutant, tests or histories fail: {failed}")
+            for mutant in table.MUTANTS:
+                if words and not any(word in mutant.name for word in words):
+                    continue
+                file = room / mutant.file
+                text = file.read_text(encoding="utf-8")
+                file.write_text(mutated(text, mutant), encoding="utf-8")
+                names, random = failures(package, table)
+                file.write_text(text, encoding="utf-8")
+                tried, by_histories = tried + 1, by_histories + random
+                killer = next((name for name in names if name.startswith(mutant.killer)), None)
+                if killer is None:
+                    survivors.append(mutant.name)
+                others = f" and {len(names) - 1} more" if killer and len(names) > 1 else ""
+                verdict = f"{killer}{others}" if killer else f"SURVIVES {mutant.killer}: {names}"
+                seen = "also in histories" if random else "not in histories"
+                print(f"{mutant.name}\n    {verdict}; {seen}", flush=True)
+    print(f"{tried} mutants, {len(survivors)} survived; histories alone found {by_histories}")
+    return 1 if survivors or not tried else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
