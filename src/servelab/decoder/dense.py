@@ -24,7 +24,7 @@ from servelab.models import Attention, LayerSpec, ModelSpec
 from servelab.units import check_count, check_positive
 
 Rotation = tuple[Tensor, Tensor]
-#: Stores one layer's new keys and values, returns all of them; None where there is no cache.
+# Stores one layer's new keys and values, returns all of them; None where there is no cache.
 Append = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None
 
 # Shapes below: B sequences, T new tokens, S keys (cached and new), D hidden size, H query heads,

@@ -20,7 +20,7 @@ from servelab.paging.index import Prefix, Root
 from servelab.paging.pool import BlockPool, OutOfBlocks
 from servelab.units import check_count
 
-#: A whole block to copy: (source, destination).
+# A whole block to copy: (source, destination).
 Copy = tuple[int, int]
 
 
