@@ -166,6 +166,7 @@ class Layer(nn.Module):
         self.mlp = GatedMlp(spec.hidden_size, mlp.width, mlp.bias)
 
     def forward(self, hidden: Tensor, rotation: Rotation, mask: Tensor, append: Append) -> Tensor:
+        """Return the residual stream behind the layer, (B, T, D), as it came in."""
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), rotation, mask, append)
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out  # (B, T, D)
@@ -186,6 +187,7 @@ class SelfAttention(nn.Module):
         self.k_norm = RMSNorm(spec.head_dim, norm_eps) if spec.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, rotation: Rotation, mask: Tensor, append: Append) -> Tensor:
+        """Return what attention adds for ``x`` (B, T, D); ``mask`` (T, S) says who sees whom."""
         shape = (*x.shape[:2], -1, self.head_dim)
         q = rotate(self.q_norm(self.q_proj(x).view(shape)), rotation)  # (B, T, H, d)
         k = rotate(self.k_norm(self.k_proj(x).view(shape)), rotation)  # (B, T, K, d)
@@ -208,6 +210,7 @@ class GatedMlp(nn.Module):
         self.down_proj = nn.Linear(width, hidden_size, bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return what the block adds for ``x``, (B, T, D)."""
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
         return out  # (B, T, D)
 
@@ -221,6 +224,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` (..., width) scaled to unit mean square and weighted, in its own dtype."""
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * normed.to(x.dtype)
