@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -115,6 +116,17 @@ def test_the_picture_of_the_readme_is_the_figure_of_the_chapter() -> None:
     stem, name, picture = notebooks.README_FIGURE
     assert picture in (ROOT / "README.md").read_text()
     assert (ROOT / picture).read_bytes() == notebooks.figure(stored(stem), name)
+
+
+def test_the_small_model_is_the_same_in_every_chapter() -> None:
+    found: dict[str, dict[str, object]] = {}
+    for stem in STEMS:
+        sources = [cell.source for cell in stored(stem).cells if cell.cell_type == "code"]
+        for node in (node for source in sources for node in ast.walk(ast.parse(source))):
+            if isinstance(node, ast.Dict) and "'model_type': 'llama'" in ast.unparse(node):
+                found[stem] = ast.literal_eval(node)
+    assert len(found) >= 3
+    assert len({tuple(config.items()) for config in found.values()}) == 1, found
 
 
 @each_pair
