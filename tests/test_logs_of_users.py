@@ -337,3 +337,19 @@ def test_what_is_said_of_a_pasted_log(name: str) -> None:
 )
 def test_the_reason_says_what_is_not_known(name: str, words: str) -> None:
     assert any(words in check.why for check in explain_log(LOGS[name].text, LOGS[name].spec))
+
+
+def test_latents_that_an_older_engine_stored_as_heads_prove_nothing() -> None:
+    """vLLM before 0.7 padded DeepSeek's heads to 256 and stored them all (vllm#12067).
+
+    The numbers are computed: 27 layers of 16 heads, 4 GiB of swap space.
+    """
+    lite = cache_of(27, LatentAttention(16, 512, 128, 64, 128))
+    as_heads = 4 * 2**30 // (16 * 27 * 2 * 16 * 256 * 2)
+    as_latents = 4 * 2**30 // (16 * 27 * 576 * 2)
+    verdicts = {}
+    for blocks in (as_heads, as_latents):
+        log = f"INFO 12-05 09:00:00 gpu_executor.py:76] # GPU blocks: 7022, # CPU blocks: {blocks}"
+        (check,) = (c for c in explain_log(log, lite) if c.quantity == "cpu_blocks")
+        verdicts[blocks] = check.agrees
+    assert verdicts == {as_heads: None, as_latents: True}

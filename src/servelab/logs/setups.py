@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from servelab.logs.defaults import BLOCK_SIZES, block_sizes, unstated
 from servelab.logs.run import Run
 from servelab.memory.formats import FORMATS
-from servelab.models import ModelSpec
+from servelab.models import LatentAttention, ModelSpec
 from servelab.models.parallel import rank
 from servelab.units import DTYPE_SPELLINGS
 
@@ -103,6 +103,9 @@ def _unknown(run: Run, spec: ModelSpec) -> str:
         return "a draft model has layers of its own in the cache"
     if spec.state_bytes_per_sequence:
         return "how states share the pages of the cache differs from version to version"
+    latent = any(isinstance(layer.attention, LatentAttention) for layer in spec.layer_counts)
+    if latent and run.setting("cpu_blocks") is not None:  # printed by V0 only; vllm#12067
+        return "vLLM before 0.7 stored padded keys and values of every head, not latents"
     return ""
 
 
