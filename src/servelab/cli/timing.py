@@ -81,7 +81,7 @@ def command(
     measured_tpot: float | None,
     as_json: bool,
 ) -> None:
-    """Times that no run can beat: TTFT, TPOT, whole request.
+    """Least times of a batch in one piece: TTFT, TPOT, whole request.
 
     All prompts are prefilled in one step, then all answers are decoded together, a batch in one
     piece. A bound is the longest of arithmetic, memory and link, at the peaks of the data sheet.

@@ -1,6 +1,6 @@
 """The roofline: what a step has to calculate and move, and the time that no machine can beat."""
 
-from servelab.roofline.achieved import Achieved, Measurement, published, published_table
+from servelab.roofline.achieved import Achieved, Measurement, published
 from servelab.roofline.bound import Bound, attainable, rows_to_reach_ridge, time_bound
 from servelab.roofline.cost import Cost, Operator
 from servelab.roofline.operators import (
@@ -41,7 +41,6 @@ __all__ = [
     "latent_attention",
     "matmul",
     "published",
-    "published_table",
     "recurrence",
     "request_time",
     "rows_to_reach_ridge",

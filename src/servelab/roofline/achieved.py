@@ -20,7 +20,7 @@ from servelab import hardware, models
 from servelab.hardware import Accelerator
 from servelab.models import ModelSpec
 from servelab.roofline.phases import Precision, request_time, step_time
-from servelab.units import check_positive, table
+from servelab.units import check_positive
 
 #: Fractions outside of this range are more likely errors of the data than of the machine.
 PLAUSIBLE = (0.15, 1.0)
@@ -88,12 +88,6 @@ class Measurement:
     apart: str | None
     achieved: Achieved | None
 
-    @property
-    def label(self) -> str:
-        """Return model, format, devices, batch and tokens in one line."""
-        chips = f"{self.devices} x {self.hardware}" if self.devices else self.hardware
-        return f"{self.model}, {self.dtype}, {chips}, batch {self.batch}, tokens {self.tokens}"
-
 
 @cache
 def published() -> tuple[Measurement, ...]:
@@ -104,26 +98,6 @@ def published() -> tuple[Measurement, ...]:
     True
     """
     return tuple(_measurement(record) for record in json.loads(_read("perf_cases.json")))
-
-
-def published_table() -> str:
-    """Return the measurements with their fractions, by source, those that stand apart left out.
-
-    >>> print(published_table().splitlines()[0])
-    source  kind  measurement  of bound  warning
-    """
-    rows: list[list[object]] = [
-        [
-            m.source.split(" ")[0],
-            m.kind,
-            m.label,
-            f"{m.achieved.fraction:.2f}",
-            m.achieved.warning or "",
-        ]
-        for m in published()
-        if m.achieved is not None and m.apart is None
-    ]
-    return table(rows, ["source", "kind", "measurement", "of bound", "warning"])
 
 
 def _measurement(record: Mapping[str, Any]) -> Measurement:
