@@ -1,0 +1,94 @@
+"""What a request asks of the sampler, and the random numbers it is given.
+
+Models: temperature, top-k and top-p in that order, as in vLLM; one uniform number per sample, which
+depends on the request's seed, the child and the position of the token, and on nothing else. So a
+request's tokens do not depend on its neighbours, on its place in the batch or on pre-emption.
+
+Assumes: a runner inverts the distribution with that number (`servelab.decoder.sampler`).
+
+Ignores: penalties, minimum probability, grammars, stop strings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from servelab.units import check_count, check_flag, check_number
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to draw the tokens of a request, and when to stop; names and defaults as in vLLM.
+
+    Parameters: ``n`` sequences of one prompt; ``temperature`` (0: the most likely token, always);
+    ``top_k`` most likely tokens to draw from (0: all); ``top_p`` least probability that the
+    tokens drawn from have together; ``seed`` (None: the engine chooses one per request);
+    ``max_tokens`` to generate (None: as many as model and cache allow); ``stop_token_ids`` that end
+    a sequence besides the model's own, and are kept; ``ignore_eos`` do not end at the model's own;
+    ``logprobs`` most likely tokens to report per position beside the one drawn (None: none).
+    Raises: ``TypeError``, ``ValueError`` for values out of range; ``ValueError`` for ``n`` > 1 with
+    temperature 0, which would give n times the same.
+
+    >>> SamplingParams(temperature=0, max_tokens=5).greedy
+    True
+    >>> SamplingParams(top_p=0)
+    Traceback (most recent call last):
+    ...
+    ValueError: top_p must be greater than 0 and at most 1, got 0
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    stop_token_ids: Iterable[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        check_count("n", self.n)
+        if check_number("temperature", self.temperature) < 0:
+            raise ValueError(f"temperature must be at least 0, got {self.temperature}")
+        check_count("top_k", self.top_k, minimum=0)
+        if not 0 < check_number("top_p", self.top_p) <= 1:
+            raise ValueError(f"top_p must be greater than 0 and at most 1, got {self.top_p}")
+        if (
+            self.seed is not None
+            and not -(2**63) <= check_count("seed", self.seed, -(2**63)) < 2**63
+        ):
+            raise ValueError(f"seed must fit into 64 bits, got {self.seed}")
+        if self.max_tokens is not None:
+            check_count("max_tokens", self.max_tokens)
+        stops = tuple(check_count("stop_token_ids", token, 0) for token in self.stop_token_ids)
+        object.__setattr__(self, "stop_token_ids", stops)
+        check_flag("ignore_eos", self.ignore_eos)
+        if self.logprobs is not None:
+            check_count("logprobs", self.logprobs, minimum=0)
+        if self.n > 1 and self.greedy:
+            raise ValueError(f"n must be 1 at temperature 0, got {self.n}: all would be equal")
+
+    @property
+    def greedy(self) -> bool:
+        """Return whether the most likely token is always taken."""
+        return self.temperature == 0
+
+
+def uniform(seed: int, child: int, position: int) -> float:
+    """Return the number in [0, 1) that draws the token at ``position`` of a child of a request.
+
+    Parameters: ``seed`` of the request, 64 bits; ``child`` 0 to n - 1; ``position`` in the
+    sequence, that of the first prompt token being 0.
+    Returns: 53 random bits as a fraction: every double in reach is equally likely.
+
+    >>> uniform(1, 0, 7) == uniform(1, 0, 7), uniform(1, 0, 7) == uniform(1, 1, 7)
+    (True, False)
+    >>> sum(uniform(3, 0, place) for place in range(1000)) // 10
+    49.0
+    """
+    digest = hashlib.blake2b(struct.pack("<qqq", seed, child, position), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) / 2**53

@@ -1,0 +1,116 @@
+"""What passes between the scheduler and a runner: the plan of one step, and what came of it.
+
+Models: a step as a list of rows, one per sequence: so many new tokens behind so many cached ones.
+Prefill, decode, chunks, prefix hits and any mixture of them are that one list.
+
+Assumes: a runner carries a plan out in this order: ``swap_out``, ``copies`` one after the other,
+``swap_in``, then the rows, whose writes go to slots that no other row reads in this step.
+
+Ignores: what a runner is: a decoder that measures its time, or a calculator that predicts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from servelab.models import ModelSpec
+from servelab.paging import Copy, PoolShape
+from servelab.serving.request import Sequence
+
+
+class Row(NamedTuple):
+    """One sequence's share of a step.
+
+    The tokens are ``sequence.token_ids[cached_tokens:cached_tokens + new_tokens]``; their keys and
+    values go to the same positions of ``sequence.table``, which names blocks for all of them.
+    ``samples`` holds one uniform number for each token to draw behind the last of them: none for a
+    chunk of a prompt that is not its last, ``n`` where a prompt ends and ``n`` sequences begin.
+    """
+
+    sequence: Sequence
+    new_tokens: int
+    cached_tokens: int
+    samples: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step: the rows to compute and the blocks to copy before.
+
+    Parameters: ``copies`` within the device's pool; ``swap_out`` from the device's pool to the
+    CPU's, ``swap_in`` back; each a list of (source block, destination block).
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    swap_in: list[Copy] = field(default_factory=list)
+    swap_out: list[Copy] = field(default_factory=list)
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Return (new tokens, cached tokens) of each row: what ``roofline.step_cost`` prices."""
+        return [(row.new_tokens, row.cached_tokens) for row in self.rows]
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Return the tokens that the step computes."""
+        return sum(row.new_tokens for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a runner answers.
+
+    Parameters: ``tokens`` per row, one for each of its samples; ``seconds`` the step took, measured
+    or predicted; ``logprobs`` per row (None where its parameters ask for none): for each sample a
+    mapping from token to log-probability, the drawn one and the ``params.logprobs`` most likely.
+    """
+
+    tokens: SequenceOf[SequenceOf[int]]
+    seconds: float
+    logprobs: SequenceOf[SequenceOf[dict[int, float]] | None] | None = None
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of ``text``, with what the model expects in front of a prompt."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Return the text of ``token_ids``, special tokens left out."""
+
+
+class Runner(Protocol):
+    """Whoever carries out plans. It owns the clock and the keys and values.
+
+    Attributes: ``spec`` of the model; ``kv_dtype`` in which it stores keys and values;
+    ``tokenizer``, None if it has no text; ``eos_token_ids`` with which its model ends a sequence.
+    """
+
+    spec: ModelSpec
+    kv_dtype: str
+    tokenizer: Tokenizer | None
+    eos_token_ids: frozenset[int]
+
+    def available_kv_bytes(self, utilization: float) -> int:
+        """Return the bytes for keys and values if this share of the device's memory is used."""
+
+    def bind(self, shape: PoolShape, num_swap_blocks: int = 0) -> None:
+        """Make room for a pool of this shape, and for blocks on the CPU; called once by an engine.
+
+        Raises: ``ValueError`` for a pool it cannot address, ``MemoryError`` for one too large.
+        """
+
+    def execute(self, plan: Plan) -> StepResult:
+        """Carry out one step.
+
+        Raises: ``RunnerLost`` where no further step is possible; anything else costs only the
+        requests of this step.
+        """
+
+
+class RunnerLost(RuntimeError):
+    """The device is gone (a CUDA fault, say): whatever its pool held is lost."""

@@ -1,0 +1,249 @@
+"""Requests, the sequences they grow into, and the answers.
+
+Models: a request as one prompt and ``n`` sequences behind it. A sequence is what is scheduled: its
+tokens, how many of them have their keys and values in the cache, and the block table that says
+where. Until the prompt is computed a request has one sequence; then it forks.
+
+Assumes: only the scheduler and the engine change a sequence; a runner reads it.
+
+Ignores: how tokens become text: the runner's tokenizer knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Literal
+
+from servelab.paging import BlockTable
+from servelab.serving.params import SamplingParams, uniform
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class State(StrEnum):
+    """Where a sequence stands. Preempted: it has lost its blocks and is computed again; swapped:
+    they are in the CPU's pool; held: it waits for its driver (beam search), not for the engine."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    SWAPPED = "swapped"
+    HELD = "held"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """One continuation of a prompt: what is scheduled, cached and sampled.
+
+    Parameters: ``request`` it belongs to; ``index`` among its children; ``token_ids`` prompt and
+    output so far.
+    """
+
+    __slots__ = (
+        "candidates",
+        "cumulative_logprob",
+        "finish_reason",
+        "index",
+        "logprobs",
+        "num_computed_tokens",
+        "request",
+        "seats",
+        "state",
+        "table",
+        "token_ids",
+    )
+
+    def __init__(self, request: Request, index: int, token_ids: list[int]) -> None:
+        self.request = request
+        self.index = index
+        self.token_ids = token_ids
+        self.num_computed_tokens = 0  # whose keys and values are in the table's slots
+        self.table: BlockTable | None = None
+        self.state = State.WAITING
+        self.seats = 1  # sequences it will have become once its prompt is computed
+        self.finish_reason: FinishReason | None = None
+        self.logprobs: list[dict[int, float]] = []  # per output token, where asked
+        self.cumulative_logprob = 0.0
+        self.candidates: dict[int, float] | None = None  # of the next token, where a driver chooses
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {self.state}, {self.num_computed_tokens}/{len(self.token_ids)}>"
+
+    @property
+    def name(self) -> str:
+        """Return a name that no other sequence of the engine has."""
+        return f"{self.request.id}/{self.index}"
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Return its place in the order of service: first come, first served."""
+        return self.request.arrival, self.index
+
+    @property
+    def params(self) -> SamplingParams:
+        """Return how its tokens are drawn."""
+        return self.request.params
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """Return the tokens generated so far."""
+        return self.token_ids[self.request.num_prompt_tokens :]
+
+    def draws(self) -> tuple[float, ...]:
+        """Return one uniform number for each token to be drawn behind its last one."""
+        if self.request.params.greedy:
+            return _NO_CHANCE
+        position, first = len(self.token_ids), self.index
+        seed = self.request.seed
+        return tuple(uniform(seed, child, position) for child in range(first, first + self.seats))
+
+
+_NO_CHANCE = (0.0,)
+
+
+class Request:
+    """One prompt and what became of it; made by ``Engine.add``.
+
+    Parameters: ``id`` given by the caller or the engine; ``arrival`` its number in order of
+    arrival; ``prompt_token_ids``; ``params``; ``seed`` of its draws; ``namespace`` of its prefixes;
+    ``prompt`` its text, where it came as text; ``steered`` whether a driver, not the sampler,
+    chooses the tokens; ``arrival_seconds`` on the engine's clock.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        arrival: int,
+        prompt_token_ids: SequenceOf[int],
+        params: SamplingParams,
+        seed: int,
+        max_tokens: int,
+        namespace: Mapping[str, str],
+        prompt: str | None = None,
+        steered: bool = False,
+        arrival_seconds: float = 0.0,
+    ) -> None:
+        self.id = id
+        self.arrival = arrival
+        self.prompt = prompt
+        self.prompt_token_ids = prompt_token_ids
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.params = params
+        self.seed = seed
+        self.max_tokens = max_tokens  # that model and cache allow, and the caller asks for
+        self.namespace = namespace
+        self.steered = steered
+        self.stops = frozenset(params.stop_token_ids)  # the engine adds the model's own
+        self.error: str | None = None
+        self.times = Times(arrival_seconds)
+        self.num_cached_tokens: int | None = None  # of the prompt, at its first admission
+        self.num_preemptions = 0
+        first = Sequence(self, 0, list(prompt_token_ids))
+        first.seats = params.n
+        self.sequences = [first]
+
+    @property
+    def finished(self) -> bool:
+        """Return whether nothing is left to do for it."""
+        return all(sequence.state is State.FINISHED for sequence in self.sequences)
+
+    def output(self, decode: Callable[[list[int]], str] | None) -> RequestOutput:
+        """Return what there is so far, copied; ``decode`` turns token ids into text."""
+        return RequestOutput(
+            request_id=self.id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[_completion(sequence, decode) for sequence in self.sequences],
+            finished=self.finished,
+            num_cached_tokens=self.num_cached_tokens or 0,
+            num_preemptions=self.num_preemptions,
+            times=self.times,
+            error=self.error,
+        )
+
+
+@dataclass
+class Times:
+    """When things happened to a request, in seconds of the engine's clock; None: not yet.
+
+    >>> Times(arrival=1.0, first_token=1.5, last_token=3.5).tpot_seconds(num_tokens=5)
+    0.5
+    """
+
+    arrival: float
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+    @property
+    def ttft_seconds(self) -> float | None:
+        """Return the time to the first token, queueing included."""
+        return None if self.first_token is None else self.first_token - self.arrival
+
+    def tpot_seconds(self, num_tokens: int) -> float | None:
+        """Return the mean time per output token behind the first; None if there is no second."""
+        if self.first_token is None or self.last_token is None or num_tokens < 2:
+            return None
+        return (self.last_token - self.first_token) / (num_tokens - 1)
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One sequence of the answer; attributes as in vLLM.
+
+    Parameters: ``index`` of the child; ``token_ids`` generated; ``finish_reason`` None while it
+    runs; ``cumulative_logprob`` and ``logprobs`` (a mapping from token to log-probability per
+    position, natural, before temperature) where they were asked for.
+    """
+
+    index: int
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, float]] | None
+    _decode: Callable[[list[int]], str] | None = field(repr=False, compare=False, default=None)
+
+    @cached_property
+    def text(self) -> str:
+        """Return the generated tokens as text.
+
+        Raises: ``ValueError`` where the runner has no tokenizer.
+        """
+        if self._decode is None:
+            raise ValueError("there is no text: the runner has no tokenizer; see token_ids")
+        return self._decode(self.token_ids)
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """The answer to one prompt; attributes as in vLLM.
+
+    Parameters: ``outputs`` one per child; ``num_cached_tokens`` of the prompt that were not
+    computed; ``error`` why it failed, where ``finish_reason`` is "error".
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: SequenceOf[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int
+    num_preemptions: int
+    times: Times
+    error: str | None = None
+
+
+def _completion(sequence: Sequence, decode: Callable[[list[int]], str] | None) -> CompletionOutput:
+    asked = sequence.params.logprobs is not None
+    return CompletionOutput(
+        index=sequence.index,
+        token_ids=sequence.output_token_ids,
+        finish_reason=sequence.finish_reason,
+        cumulative_logprob=sequence.cumulative_logprob if asked else None,
+        logprobs=list(sequence.logprobs) if asked else None,
+        _decode=decode,
+    )
