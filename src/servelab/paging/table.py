@@ -96,14 +96,15 @@ class BlockTable:
         table that is not empty, or that is no longer cached, or names a block twice). Then nothing
         has changed.
         """
+        length, used = self.num_tokens + num_tokens, self.num_tokens % self.pool.block_size
+        if num_tokens == 1 and hit is None and used and not self._must_copy():
+            # Nearly always: the last block has room, and no other reader.
+            self._set_length(length)
+            return []
         needed = self.blocks_needed(num_tokens, hit)
         if needed > self.pool.num_free:
             raise OutOfBlocks(needed, self.pool.num_free)
         copies: list[Copy] = []
-        length = self.num_tokens + num_tokens
-        if not needed:  # the last block has room, and no other reader
-            self._set_length(length)
-            return copies
         if hit is not None:
             # Before any allocation: it could evict the very blocks that were hit.
             self._share(hit.blocks, "hit")

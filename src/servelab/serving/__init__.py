@@ -1,5 +1,7 @@
 """Serving: requests, the scheduler that batches them, and the engine that drives a runner."""
 
+from servelab.serving.beam import beam_search
+from servelab.serving.engine import Engine, EngineClosed
 from servelab.serving.params import SamplingParams, uniform
 from servelab.serving.plan import Plan, Row, Runner, RunnerLost, StepResult, Tokenizer
 from servelab.serving.request import (
@@ -10,9 +12,13 @@ from servelab.serving.request import (
     State,
     Times,
 )
+from servelab.serving.scheduler import Counters
 
 __all__ = [
     "CompletionOutput",
+    "Counters",
+    "Engine",
+    "EngineClosed",
     "Plan",
     "Request",
     "RequestOutput",
@@ -25,5 +31,6 @@ __all__ = [
     "StepResult",
     "Times",
     "Tokenizer",
+    "beam_search",
     "uniform",
 ]

@@ -92,3 +92,13 @@ def uniform(seed: int, child: int, position: int) -> float:
     """
     digest = hashlib.blake2b(struct.pack("<qqq", seed, child, position), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) / 2**53
+
+
+def request_seed(engine_seed: int, arrival: int) -> int:
+    """Return the seed of a request that brings none: another for each, the same in each run.
+
+    >>> request_seed(0, 1) == request_seed(0, 1), request_seed(0, 1) == request_seed(0, 2)
+    (True, False)
+    """
+    packed = b"seed" + struct.pack("<qq", engine_seed, arrival)
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little", signed=True)

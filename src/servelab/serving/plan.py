@@ -87,11 +87,13 @@ class Runner(Protocol):
     """Whoever carries out plans. It owns the clock and the keys and values.
 
     Attributes: ``spec`` of the model; ``kv_dtype`` in which it stores keys and values;
-    ``tokenizer``, None if it has no text; ``eos_token_ids`` with which its model ends a sequence.
+    ``vocab_size``, above all token ids it takes; ``tokenizer``, None if it has no text;
+    ``eos_token_ids`` with which its model ends a sequence.
     """
 
     spec: ModelSpec
     kv_dtype: str
+    vocab_size: int
     tokenizer: Tokenizer | None
     eos_token_ids: frozenset[int]
 
@@ -99,8 +101,9 @@ class Runner(Protocol):
         """Return the bytes for keys and values if this share of the device's memory is used."""
 
     def bind(self, shape: PoolShape, num_swap_blocks: int = 0) -> None:
-        """Make room for a pool of this shape, and for blocks on the CPU; called once by an engine.
+        """Make room for a pool of this shape, and for ``num_swap_blocks`` on the CPU.
 
+        An engine calls it once. Blocks of either pool are numbered from 0, the null block.
         Raises: ``ValueError`` for a pool it cannot address, ``MemoryError`` for one too large.
         """
 

@@ -11,7 +11,7 @@ Ignores: how tokens become text: the runner's tokenizer knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -22,6 +22,16 @@ from servelab.paging import BlockTable
 from servelab.serving.params import SamplingParams, uniform
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A request that can be served: its text if it came as text, its token ids, how many follow."""
+
+    prompt: str | None
+    token_ids: tuple[int, ...]
+    params: SamplingParams
+    max_tokens: int
 
 
 class State(StrEnum):
@@ -95,11 +105,13 @@ class Sequence:
 
     def draws(self) -> tuple[float, ...]:
         """Return one uniform number for each token to be drawn behind its last one."""
-        if self.request.params.greedy:
+        request, first = self.request, self.index
+        if request.greedy:
             return _NO_CHANCE
-        position, first = len(self.token_ids), self.index
-        seed = self.request.seed
-        return tuple(uniform(seed, child, position) for child in range(first, first + self.seats))
+        seed, position = request.seed, len(self.token_ids)
+        if self.seats == 1:
+            return (uniform(seed, first, position),)
+        return tuple([uniform(seed, first + child, position) for child in range(self.seats)])
 
 
 _NO_CHANCE = (0.0,)
@@ -109,42 +121,56 @@ class Request:
     """One prompt and what became of it; made by ``Engine.add``.
 
     Parameters: ``id`` given by the caller or the engine; ``arrival`` its number in order of
-    arrival; ``prompt_token_ids``; ``params``; ``seed`` of its draws; ``namespace`` of its prefixes;
-    ``prompt`` its text, where it came as text; ``steered`` whether a driver, not the sampler,
-    chooses the tokens; ``arrival_seconds`` on the engine's clock.
+    arrival; ``accepted`` prompt and parameters; ``seed`` of its draws; ``stops`` tokens that end a
+    sequence, besides those of the parameters; ``namespace`` of its prefixes; ``steered`` whether a
+    driver, not the sampler, chooses the tokens; ``arrival_seconds`` on the engine's clock.
     """
 
     def __init__(
         self,
         id: str,
         arrival: int,
-        prompt_token_ids: SequenceOf[int],
-        params: SamplingParams,
+        accepted: Accepted,
         seed: int,
-        max_tokens: int,
+        stops: Iterable[int],
         namespace: Mapping[str, str],
-        prompt: str | None = None,
         steered: bool = False,
         arrival_seconds: float = 0.0,
     ) -> None:
         self.id = id
         self.arrival = arrival
-        self.prompt = prompt
-        self.prompt_token_ids = prompt_token_ids
-        self.num_prompt_tokens = len(prompt_token_ids)
-        self.params = params
+        self.prompt = accepted.prompt
+        self.prompt_token_ids = accepted.token_ids
+        self.num_prompt_tokens = len(accepted.token_ids)
+        self.params = accepted.params
+        self.greedy = accepted.params.greedy
+        self.logprobs_asked = accepted.params.logprobs is not None
+        self.max_tokens = accepted.max_tokens
+        self.max_length = self.num_prompt_tokens + self.max_tokens
         self.seed = seed
-        self.max_tokens = max_tokens  # that model and cache allow, and the caller asks for
+        self.stops = frozenset(stops).union(accepted.params.stop_token_ids)
         self.namespace = namespace
         self.steered = steered
-        self.stops = frozenset(params.stop_token_ids)  # the engine adds the model's own
         self.error: str | None = None
         self.times = Times(arrival_seconds)
         self.num_cached_tokens: int | None = None  # of the prompt, at its first admission
         self.num_preemptions = 0
-        first = Sequence(self, 0, list(prompt_token_ids))
-        first.seats = params.n
+        first = Sequence(self, 0, list(accepted.token_ids))
+        first.seats = accepted.params.n
         self.sequences = [first]
+        self._num_children = 1
+
+    def new_child(self, token_ids: list[int]) -> Sequence:
+        """Return a further sequence with a copy of ``token_ids``."""
+        child = Sequence(self, self._num_children, list(token_ids))
+        self._num_children += 1
+        self.sequences.append(child)
+        return child
+
+    @property
+    def num_generated(self) -> int:
+        """Return the tokens generated so far, of all its sequences together."""
+        return sum(len(s.token_ids) - self.num_prompt_tokens for s in self.sequences)
 
     @property
     def finished(self) -> bool:

@@ -1,0 +1,90 @@
+"""After a step: what it has computed and drawn becomes part of its sequences.
+
+Models: the second half of a step's life. Tokens are appended, full blocks published in the prefix
+cache, a prompt that asks for n sequences forks once it is computed, and what is complete ends.
+
+Assumes: the result fits the plan (``check_result``), which the scheduler has made last.
+
+Ignores: how the tokens were drawn.
+"""
+
+from __future__ import annotations
+
+from servelab.serving.plan import Plan, StepResult
+from servelab.serving.request import FinishReason, Request, Sequence, State
+from servelab.serving.scheduler import Scheduler, table_of
+
+
+def check_result(plan: Plan, result: StepResult) -> None:
+    """Raise ``ValueError`` for an answer that does not fit the plan; nothing has changed yet."""
+    planned, drawn = [len(row.samples) for row in plan.rows], list(map(len, result.tokens))
+    if planned != drawn:
+        raise ValueError(f"tokens to draw per row were {planned}, the runner drew {drawn}")
+    for place, row in enumerate(plan.rows):
+        if row.samples and row.sequence.request.logprobs_asked:
+            given = None if result.logprobs is None else result.logprobs[place]
+            if given is None or len(given) != len(row.samples):
+                raise ValueError(f"{row.sequence.name} asked for log-probabilities, got {given}")
+
+
+def commit(
+    scheduler: Scheduler, plan: Plan, result: StepResult, clock_seconds: float
+) -> list[Request]:
+    """Take the result of a step over into its sequences; return the requests it has completed.
+
+    Parameters: ``clock_seconds`` at the end of the step.
+    """
+    cache, size = scheduler.prefix_cache, scheduler.pool.block_size
+    completed: list[Request] = []
+    for place, (sequence, new, cached, samples) in enumerate(plan.rows):
+        request = sequence.request
+        computed = sequence.num_computed_tokens = cached + new
+        if cache is not None and computed % size < new:  # a block has become full
+            cache.publish(table_of(sequence), sequence.token_ids, computed)
+        if computed <= request.num_prompt_tokens:
+            _note_times(request, cached, bool(samples), clock_seconds, result.seconds)
+        if not samples:
+            continue
+        tokens, logprobs = result.tokens[place], None
+        if request.logprobs_asked and result.logprobs is not None:
+            logprobs = result.logprobs[place]
+        if request.steered:
+            sequence.state = State.HELD
+            sequence.candidates = logprobs[0] if logprobs else None
+            continue
+        scheduler.counters.generated_tokens += len(tokens)
+        branches = [sequence] if sequence.seats == 1 else _branch(scheduler, sequence)
+        for number, (branch, token) in enumerate(zip(branches, tokens, strict=True)):
+            branch.token_ids.append(token)
+            if logprobs is not None:
+                branch.logprobs.append(logprobs[number])
+                branch.cumulative_logprob += logprobs[number][token]
+            reason: FinishReason
+            if token in request.stops:
+                reason = "stop"
+            elif len(branch.token_ids) >= request.max_length:
+                reason = "length"
+            else:
+                continue
+            scheduler.finish(branch, reason)
+            request.times.last_token = clock_seconds
+            if request.finished:
+                completed.append(request)
+    return completed
+
+
+def _note_times(
+    request: Request, cached: int, drawn: bool, clock_seconds: float, step_seconds: float
+) -> None:
+    times = request.times
+    if times.first_scheduled is None:
+        times.first_scheduled = clock_seconds - step_seconds
+        request.num_cached_tokens = cached
+    if drawn and times.first_token is None:
+        times.first_token = clock_seconds
+
+
+def _branch(scheduler: Scheduler, parent: Sequence) -> list[Sequence]:
+    """Fork a sequence whose prompt is computed into all that its request asks for."""
+    seats, parent.seats = parent.seats, 1
+    return [parent, *(scheduler.fork(parent, parent.token_ids) for _ in range(1, seats))]

@@ -1,0 +1,340 @@
+"""The engine: requests in, tokens out; between them one loop of plan, execute, account.
+
+Models: what an inference server does below its network: it checks requests, lets the scheduler plan
+a step, has a runner carry it out, and appends the tokens that come back. The same engine decodes
+(`servelab.decoder.TorchRunner`) and predicts: only the runner differs, and the runner's clock.
+
+Assumes: one thread. A runner that raises has spoilt nothing but the sequences of its step.
+
+Ignores: HTTP, several models, several devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
+from numbers import Integral
+from types import MappingProxyType
+from typing import cast
+
+from servelab.paging.index import Root
+from servelab.serving.commit import check_result, commit
+from servelab.serving.events import Planned, Stepped, Submitted
+from servelab.serving.limits import Limits, Prompt, fitting_blocks
+from servelab.serving.params import SamplingParams, request_seed
+from servelab.serving.plan import Plan, Runner, RunnerLost, StepResult
+from servelab.serving.request import Accepted, FinishReason, Request, RequestOutput, Sequence, State
+from servelab.serving.scheduler import Counters, Scheduler, Sink, table_of
+from servelab.units import check_count, check_flag, check_positive
+
+_COMMON: Mapping[str, str] = MappingProxyType({})
+
+
+class EngineClosed(RuntimeError):
+    """The engine's device is gone; make another engine."""
+
+
+class Engine:
+    """A continuous-batching engine over a paged KV cache.
+
+    Parameters: ``runner`` that executes steps; ``num_blocks`` of the pool, null block included
+    (None: as many as the runner's memory holds); ``block_size`` slots each;
+    ``gpu_memory_utilization`` share of the device's memory to use, then; ``max_num_batched_tokens``
+    and ``max_num_seqs`` of one step; ``enable_prefix_caching``; ``num_swap_blocks`` on the CPU for
+    pre-empted sequences (0: they are computed again); ``seed`` of the requests that bring none;
+    ``sink`` receives every event of engine and pool.
+    Raises: ``TypeError``, ``ValueError``; ``MemoryError`` for a pool that does not fit.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        num_blocks: int | None = None,
+        block_size: int = 16,
+        gpu_memory_utilization: float = 0.9,
+        max_num_batched_tokens: int = 2048,
+        max_num_seqs: int = 256,
+        enable_prefix_caching: bool = True,
+        num_swap_blocks: int = 0,
+        seed: int = 0,
+        sink: Sink | None = None,
+    ) -> None:
+        if check_positive("gpu_memory_utilization", gpu_memory_utilization) > 1:
+            raise ValueError(f"gpu_memory_utilization is at most 1, got {gpu_memory_utilization}")
+        check_count("block_size", block_size)
+        if num_blocks is None:
+            num_blocks = fitting_blocks(runner, block_size, gpu_memory_utilization)
+        self.runner = runner
+        self.sink = sink
+        self.seed = check_count("seed", seed, minimum=-(2**63))
+        self.scheduler = Scheduler(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_swap_blocks=check_count("num_swap_blocks", num_swap_blocks, minimum=0),
+            max_num_batched_tokens=check_count("max_num_batched_tokens", max_num_batched_tokens),
+            max_num_seqs=check_count("max_num_seqs", max_num_seqs),
+            enable_prefix_caching=check_flag("enable_prefix_caching", enable_prefix_caching),
+            sink=sink,
+        )
+        swap_blocks = num_swap_blocks + 1 if num_swap_blocks else 0  # with a null block of its own
+        runner.bind(self.scheduler.pool.shape, swap_blocks)
+        self.limits = Limits(runner, self.scheduler.pool.shape, max_num_seqs)
+        self.clock_seconds = 0.0
+        self._requests: dict[str, Request] = {}  # unfinished
+        self._num_arrivals = 0
+        self._closed: str | None = None
+
+    # --- what it holds --------------------------------------------------------------------------
+
+    @property
+    def counters(self) -> Counters:
+        """Return what has been done so far."""
+        return self.scheduler.counters
+
+    @property
+    def unfinished(self) -> list[Request]:
+        """Return the requests that are waiting or running, in order of arrival."""
+        return list(self._requests.values())
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        namespace: Mapping[str, str] = _COMMON,
+        steered: bool = False,
+        arrival_seconds: float | None = None,
+    ) -> Request:
+        """Accept a request; ``step`` works on it.
+
+        Parameters: ``prompt`` text or token ids; ``request_id`` (None: the next number);
+        ``namespace`` outside which no prefix is shared (adapter, tenant); ``steered`` by a driver
+        that chooses its tokens (`servelab.serving.beam_search`); ``arrival_seconds`` on the
+        engine's clock (None: now).
+        Raises: ``ValueError``, ``TypeError`` for a request that can never be served; then it leaves
+        no trace. ``EngineClosed``.
+        """
+        self._check_open()
+        accepted = self.limits.accept(prompt, params or SamplingParams())
+        return self._submit(accepted, request_id, namespace, steered, arrival_seconds)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request wherever it stands; return whether there was anything to end."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        self._end(request, "abort")
+        return True
+
+    def generate(
+        self,
+        prompts: Prompt | SequenceOf[Prompt],
+        params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Return the answers to ``prompts``, in their order, once all are complete.
+
+        Parameters: ``prompts`` one or several, each text or token ids; ``params`` one for all or
+        one each. A request that failed has the finish reason "error"; the others are not affected.
+        Raises: as ``add``, before any of them is accepted.
+        """
+        if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
+            prompts = [cast(Prompt, prompts)]
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts need as many params, got {len(params)}")
+        pairs = zip(cast(SequenceOf[Prompt], prompts), params, strict=True)
+        self._check_open()
+        accepted = [self.limits.accept(*pair) for pair in pairs]
+        requests = [self._submit(each) for each in accepted]
+        try:
+            for request in requests:
+                while not request.finished:
+                    self.step()
+        finally:  # an interrupted caller leaves nothing behind
+            for request in requests:
+                self.abort(request.id)
+        return [self.output(request) for request in requests]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Yield the answer so far after each step that has added to it; the last one is complete.
+
+        Several streams of one engine may be read in turns. One that is closed early is aborted.
+        Raises: as ``add``, at once.
+        """
+        return self._stream(self.add(prompt, params))
+
+    def _stream(self, request: Request) -> Iterator[RequestOutput]:
+        seen = 0
+        try:
+            while not request.finished:
+                if request.num_generated > seen:
+                    seen = request.num_generated
+                    yield self.output(request)
+                else:
+                    self.step()
+            yield self.output(request)
+        finally:
+            self.abort(request.id)
+
+    def output(self, request: Request) -> RequestOutput:
+        """Return what there is of an answer."""
+        tokenizer = self.runner.tokenizer
+        return request.output(None if tokenizer is None else tokenizer.decode)
+
+    # --- one step -------------------------------------------------------------------------------
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; return the answers that it completed.
+
+        Where the runner raises, the requests of the step finish as "error", with the message, and
+        release what they held; all others go on.
+        Raises: ``EngineClosed`` once the runner is lost.
+        """
+        self._check_open()
+        plan = self.scheduler.schedule()
+        if not plan.rows:
+            return []
+        if self.sink is not None:
+            self.sink(_planned(self.counters.steps, plan, len(self.scheduler.waiting)))
+        try:
+            result = self.runner.execute(plan)
+            check_result(plan, result)
+        except BaseException as error:
+            failed = self._fail(plan, error)
+            if not isinstance(error, Exception):
+                raise
+            return failed
+        self.clock_seconds += result.seconds
+        if self.sink is not None:
+            self.sink(_stepped(self.counters.steps, plan, result))
+        completed = commit(self.scheduler, plan, result, self.clock_seconds)
+        for request in completed:
+            del self._requests[request.id]
+        return [self.output(request) for request in completed]
+
+    def _fail(self, plan: Plan, error: BaseException) -> list[RequestOutput]:
+        """End the requests of a step that did not happen, all requests if the runner is lost."""
+        message = f"{type(error).__name__}: {error}"
+        if isinstance(error, RunnerLost):
+            self._closed = message
+            requests = self.unfinished
+        else:
+            requests = list(dict.fromkeys(row.sequence.request for row in plan.rows))
+        for sequence in self.scheduler.swapped_out:  # their blocks may not have reached the CPU
+            self.scheduler.recompute(sequence)
+        for request in requests:
+            request.error = message
+            self._end(request, "error")
+        if self.sink is not None:
+            self.sink(Stepped(step=self.counters.steps, seconds=0.0, tokens=(), error=message))
+        return [self.output(request) for request in requests]
+
+    # --- what a driver needs --------------------------------------------------------------------
+
+    def fork(self, parent: Sequence, token: int, logprob: float = 0.0) -> Sequence:
+        """Return a new sibling of a held sequence that continues it with ``token``.
+
+        Both share all that is computed; nothing is copied before one of them writes.
+        Raises: ``ValueError`` for a sequence that is not held.
+        """
+        if parent.state is not State.HELD:
+            raise ValueError(f"only a held sequence is continued by its driver, got {parent!r}")
+        child = self.scheduler.fork(parent, [*parent.token_ids, token])
+        child.cumulative_logprob = parent.cumulative_logprob + logprob
+        return child
+
+    def drop(self, sequence: Sequence) -> None:
+        """End one sequence of a steered request, and forget it."""
+        self.scheduler.finish(sequence, "abort")
+        sequence.request.sequences.remove(sequence)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix: the weights have changed."""
+        if self.scheduler.prefix_cache is not None:
+            self.scheduler.prefix_cache.new_epoch()
+
+    # --- checks ---------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Compare what the engine, its tables and its pools know of each other.
+
+        Raises: ``servelab.paging.CorruptPool`` with all that is wrong.
+        """
+        scheduler = self.scheduler
+        tables = [table_of(sequence) for sequence in scheduler.running]
+        scheduler.pool.check(tables)
+        if scheduler.swap_pool is not None:
+            swapped = [s.table for s in scheduler.waiting if s.table is not None]
+            scheduler.swap_pool.check(swapped)
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        for sequence in request.sequences:
+            self.scheduler.finish(sequence, reason)
+        self._requests.pop(request.id, None)
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise EngineClosed(f"the runner was lost: {self._closed}")
+
+    def _submit(
+        self,
+        accepted: Accepted,
+        request_id: str | None = None,
+        namespace: Mapping[str, str] = _COMMON,
+        steered: bool = False,
+        arrival_seconds: float | None = None,
+    ) -> Request:
+        arrival, params = self._num_arrivals, accepted.params
+        request_id = str(arrival) if request_id is None else request_id
+        if request_id in self._requests:
+            raise ValueError(f"request id {request_id!r} is taken by an unfinished request")
+        Root.of(0, namespace)  # raises for what is no namespace
+        request = Request(
+            id=request_id,
+            arrival=arrival,
+            accepted=accepted,
+            seed=request_seed(self.seed, arrival) if params.seed is None else params.seed,
+            stops=() if params.ignore_eos else self.runner.eos_token_ids,
+            namespace=namespace,
+            steered=steered,
+            arrival_seconds=self.clock_seconds if arrival_seconds is None else arrival_seconds,
+        )
+        self._num_arrivals += 1
+        self._requests[request_id] = request
+        (sequence,) = request.sequences
+        self.scheduler.add(sequence)
+        if self.sink is not None:
+            self.sink(
+                Submitted(
+                    request=request_id,
+                    sequence=sequence.name,
+                    prompt_tokens=request.prompt_token_ids,
+                    max_tokens=request.max_tokens,
+                    n=params.n,
+                    seconds=request.times.arrival,
+                )
+            )
+        return request
+
+
+def _planned(step: int, plan: Plan, waiting: int) -> Planned:
+    return Planned(
+        step=step,
+        rows=tuple((row.sequence.name, *row[1:3], len(row.samples)) for row in plan.rows),
+        copies=tuple(plan.copies),
+        swap_in=tuple(plan.swap_in),
+        swap_out=tuple(plan.swap_out),
+        waiting=waiting,
+    )
+
+
+def _stepped(step: int, plan: Plan, result: StepResult) -> Stepped:
+    names = [row.sequence.name for row in plan.rows]
+    pairs = zip(names, result.tokens, strict=True)
+    drawn = tuple((name, token) for name, tokens in pairs for token in tokens)
+    return Stepped(step=step, seconds=result.seconds, tokens=drawn)

@@ -1,0 +1,105 @@
+"""What an engine accepts: the pool that fits the memory, and the requests that fit the pool.
+
+Models: the checks of an inference server before anything is queued. What is accepted can be served
+to its end, whatever else runs: a sequence fits into the pool by itself.
+
+Assumes: the runner knows its model's vocabulary and context.
+
+Ignores: how long a request will wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import index as whole
+
+from servelab.paging import PoolShape
+from servelab.serving.params import SamplingParams
+from servelab.serving.plan import Runner
+from servelab.serving.request import Accepted
+
+# Text, or token ids.
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ``runner``, a pool of ``shape`` and steps of ``max_num_seqs`` sequences can serve."""
+
+    runner: Runner
+    shape: PoolShape
+    max_num_seqs: int
+
+    @property
+    def max_tokens_per_sequence(self) -> int:
+        """Return how long a sequence can become: by the model's context, and by the whole pool.
+
+        The last token of a sequence needs no room: nothing is computed behind it.
+        """
+        pool = (self.shape.num_blocks - 1) * self.shape.block_size + 1
+        return min(pool, self.runner.spec.max_context_tokens or pool)
+
+    def accept(self, prompt: Prompt, params: SamplingParams) -> Accepted:
+        """Return a request's prompt as token ids, with the tokens that it may generate.
+
+        As in vLLM the model's context ends a sequence early. What the pool can never hold is
+        refused, unless the request asks for no number of tokens: then it gets what there is.
+        Raises: ``TypeError``, ``ValueError``.
+        """
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"params must be SamplingParams, got {params!r}")
+        if params.n > self.max_num_seqs:
+            raise ValueError(f"n is {params.n}, a step holds max_num_seqs = {self.max_num_seqs}")
+        text = prompt if isinstance(prompt, str) else None
+        token_ids = self._token_ids(prompt)
+        return Accepted(text, token_ids, params, self._room(len(token_ids), params.max_tokens))
+
+    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            if self.runner.tokenizer is None:
+                raise ValueError(f"the runner has no tokenizer: give token ids, not {prompt!r}")
+            prompt = self.runner.tokenizer.encode(prompt)
+        token_ids = tuple(map(whole, prompt))
+        if not token_ids:
+            raise ValueError("a prompt needs at least one token, got none")
+        largest = self.runner.vocab_size - 1
+        for token in (min(token_ids), max(token_ids)):
+            if not 0 <= token <= largest:
+                raise ValueError(f"token id {token} is not in the vocabulary, 0 to {largest}")
+        return token_ids
+
+    def _room(self, prompt_tokens: int, max_tokens: int | None) -> int:
+        context, shape = self.runner.spec.max_context_tokens, self.shape
+        if context is not None and prompt_tokens >= context:
+            raise ValueError(
+                f"the prompt has {prompt_tokens} tokens, the model's context is {context}: "
+                "there is no room for a new one"
+            )
+        room = self.max_tokens_per_sequence - prompt_tokens
+        wanted = max_tokens or max(room, 1)
+        if context is not None:
+            wanted = min(wanted, context - prompt_tokens)
+        if wanted > room:
+            needed = shape.blocks_for(prompt_tokens + wanted - 1)
+            raise ValueError(
+                f"{prompt_tokens} prompt tokens and {wanted} new ones need {needed} blocks "
+                f"of {shape.block_size} slots, the pool has {shape.num_blocks - 1}"
+            )
+        return wanted
+
+
+def fitting_blocks(runner: Runner, block_size: int, utilization: float) -> int:
+    """Return the blocks that the runner's free memory holds, the null block included.
+
+    Raises: ``ValueError`` for fewer than two.
+    """
+    per_token = runner.spec.kv_bytes_per_token(kv_dtype=runner.kv_dtype, view="reserved")
+    available = runner.available_kv_bytes(utilization)
+    blocks = available // (per_token * block_size)
+    if blocks < 2:
+        raise ValueError(
+            f"{available} bytes for keys and values hold {blocks} blocks of {block_size} tokens "
+            f"({per_token} bytes each); at least 2 are needed, one of them the null block"
+        )
+    return blocks

@@ -1,0 +1,325 @@
+"""The scheduler: which sequences take part in the next step, and with how many tokens.
+
+Models: continuous batching, first come first served. Each step has one budget of tokens, spent on
+those that run, oldest first (a decode is one token, the rest of a prompt as many as are left), then
+on those that wait, as long as the whole of what they have fits into free blocks. Where blocks run
+out, the youngest is pre-empted: swapped to the CPU's pool if that has room, else computed again
+later (Kwon et al. 2023, section 4.5; chunked prefill, Agrawal et al. 2024).
+
+Assumes: every sequence fits into the pool by itself (the engine refuses others). Then the oldest
+one gets at least one token in every step, so each step brings the end of the whole work nearer.
+
+Ignores: tokens, time and text; priorities.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+
+from servelab.paging import BlockPool, BlockTable, Event, OutOfBlocks, PrefixCache, move
+from servelab.serving.events import (
+    Admitted,
+    EngineEvent,
+    Finished,
+    Forked,
+    Mode,
+    Preempted,
+    SwapPoolChanged,
+)
+from servelab.serving.plan import Plan, Row
+from servelab.serving.request import FinishReason, Sequence, State
+
+Sink = Callable[[EngineEvent | Event], None]
+
+
+@dataclass
+class Counters:
+    """What the scheduler has done since the engine was made.
+
+    Parameters: ``computed_tokens`` in rows; ``cached_tokens`` found by the prefix cache instead;
+    ``queried_tokens`` for which it was asked; ``generated_tokens``; ``copied_blocks`` on write.
+    """
+
+    steps: int = 0
+    computed_tokens: int = 0
+    queried_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    copied_blocks: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    preemptions_by_recompute: int = 0
+    preemptions_by_swap: int = 0
+
+
+class Scheduler:
+    """Two queues of sequences, both in order of arrival, and the tables of those that run.
+
+    Parameters: ``num_blocks`` of ``block_size`` slots, null block included; ``num_swap_blocks`` on
+    the CPU; ``max_num_batched_tokens`` and ``max_num_seqs`` in one step; ``enable_prefix_caching``;
+    ``sink`` for events.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_swap_blocks: int,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        enable_prefix_caching: bool,
+        sink: Sink | None,
+    ) -> None:
+        self.pool = BlockPool(num_blocks, block_size, sink)
+        self.swap_pool = (
+            BlockPool(num_swap_blocks + 1, block_size, self._swap_sink(sink))
+            if num_swap_blocks
+            else None
+        )
+        self.prefix_cache = PrefixCache(self.pool) if enable_prefix_caching else None
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
+        self.sink = sink
+        self.running: list[Sequence] = []  # by rank; each has a table
+        self.waiting: deque[Sequence] = deque()  # by rank
+        self.swapped_out: list[Sequence] = []  # by the plan that is under way
+        self.counters = Counters()
+        self._refused: tuple[Sequence, int] | None = None  # who did not fit into what room
+
+    @staticmethod
+    def _swap_sink(sink: Sink | None) -> Callable[[Event], None] | None:
+        return None if sink is None else lambda change: sink(SwapPoolChanged(change=change))
+
+    # --- one step -------------------------------------------------------------------------------
+
+    def schedule(self) -> Plan:
+        """Return the next step; tables have grown by its rows, the pre-empted have lost theirs.
+
+        It has no rows only if nothing is left to compute.
+        """
+        plan = Plan()
+        self.swapped_out = []
+        waiting = len(self.waiting)
+        budget = self._continue_running(plan)
+        # After a pre-emption nobody is admitted: the youngest has just made room for the others,
+        # and a block of the CPU's pool is not read and written in the same step.
+        if len(self.waiting) == waiting:
+            budget = self._admit(plan, budget)
+        while self.waiting and self.running and not plan.rows:
+            self._drop_youngest_held()
+            budget = self._admit(plan, budget)
+        counters = self.counters
+        counters.steps += bool(plan.rows)
+        counters.computed_tokens += self.max_num_batched_tokens - budget
+        counters.copied_blocks += len(plan.copies)
+        counters.swapped_out_blocks += len(plan.swap_out)
+        counters.swapped_in_blocks += len(plan.swap_in)
+        return plan
+
+    def _continue_running(self, plan: Plan) -> int:
+        """Plan a row for each that runs, oldest first; return what is left of the budget."""
+        budget, rows, place = self.max_num_batched_tokens, plan.rows, 0
+        while budget and place < len(self.running):
+            sequence = self.running[place]
+            cached = sequence.num_computed_tokens
+            pending = len(sequence.token_ids) - cached
+            new = pending if pending < budget else budget
+            if new:  # a held sequence has nothing to compute
+                if not self._grow(sequence, new, plan):
+                    break  # it was the youngest itself, so nobody is behind it
+                draws = sequence.draws() if new == pending else ()
+                rows.append(Row(sequence, new, cached, draws))
+                budget -= new
+            place += 1
+        return budget
+
+    def _grow(self, sequence: Sequence, new: int, plan: Plan) -> bool:
+        """Extend a table, pre-empting the youngest until it fits; False: that was the sequence."""
+        while True:
+            try:
+                copies = table_of(sequence).append(new)
+            except OutOfBlocks:
+                if self._preempt_youngest(plan) is sequence:
+                    return False
+            else:
+                if copies:
+                    plan.copies += copies
+                return True
+
+    def _admit(self, plan: Plan, budget: int) -> int:
+        """Start or resume those that wait, in order, until one does not fit; return the budget."""
+        if not self.waiting:
+            return budget
+        seats = self.max_num_seqs - sum(sequence.seats for sequence in self.running)
+        while budget and self.waiting and self.waiting[0].seats <= seats:
+            sequence = self.waiting[0]
+            # Asked again only when the room has changed: a lookup in the prefix cache is dear.
+            room = self.pool.num_free - self._promised_blocks()
+            if self._refused == (sequence, room):
+                break
+            state = sequence.state
+            swapped = state is State.SWAPPED
+            new = (self._swap_in if swapped else self._start)(sequence, budget, room, plan)
+            if not new:
+                self._refused = (sequence, room)
+                break
+            self.running.append(self.waiting.popleft())
+            sequence.state = State.RUNNING
+            cached = sequence.num_computed_tokens
+            draws = sequence.draws() if cached + new == len(sequence.token_ids) else ()
+            plan.rows.append(Row(sequence, new, cached, draws))
+            budget -= new
+            seats -= sequence.seats
+            if self.sink is not None:
+                back = _BACK_FROM.get(state)
+                table = table_of(sequence).id
+                self.sink(
+                    Admitted(
+                        sequence=sequence.name, table=table, cached_tokens=cached, back_from=back
+                    )
+                )
+        return budget
+
+    def _promised_blocks(self) -> int:
+        """Return the blocks that prompts under way will still take."""
+        blocks_for, promised = self.pool.shape.blocks_for, 0
+        for sequence in self.running:
+            tokens, table = len(sequence.token_ids), table_of(sequence)
+            if tokens > table.num_tokens:
+                promised += blocks_for(tokens) - blocks_for(table.num_tokens)
+        return promised
+
+    def _start(self, sequence: Sequence, budget: int, room: int, plan: Plan) -> int:
+        """Give a sequence a new table if all its tokens fit; return how many to compute now."""
+        tokens, hit, cached = sequence.token_ids, None, 0
+        if self.prefix_cache is not None:
+            hit = self.prefix_cache.lookup(tokens, sequence.request.namespace)
+            cached = hit.num_tokens
+        table, pending = BlockTable(self.pool), len(tokens) - cached
+        if table.blocks_needed(pending, hit) > room:
+            return 0
+        new = min(pending, budget)
+        table.append(new, hit)
+        sequence.table, sequence.num_computed_tokens = table, cached
+        if hit is not None:
+            self.counters.queried_tokens += len(tokens)
+            self.counters.cached_tokens += cached
+        return new
+
+    def _swap_in(self, sequence: Sequence, budget: int, room: int, plan: Plan) -> int:
+        """Bring a table back from the CPU if all its tokens fit; return how many to compute now."""
+        if self.pool.shape.blocks_for(len(sequence.token_ids)) > room:
+            return 0
+        (table,), copies = move([table_of(sequence)], self.pool)
+        plan.swap_in += copies
+        new = min(len(sequence.token_ids) - sequence.num_computed_tokens, budget)
+        table.append(new)
+        sequence.table = table
+        return new
+
+    # --- pre-emption ----------------------------------------------------------------------------
+
+    def _preempt_youngest(self, plan: Plan) -> Sequence:
+        victim = self.running[-1]
+        if victim.state is State.HELD:
+            self._drop_youngest_held()
+            return victim
+        self.running.pop()
+        victim.request.num_preemptions += 1
+        table, lost = table_of(victim), victim.num_computed_tokens
+        mode: Mode = "recompute"
+        if self.swap_pool is not None and lost and len(table.blocks) <= self.swap_pool.num_free:
+            (victim.table,), copies = move([table], self.swap_pool)
+            plan.swap_out += copies
+            self.swapped_out.append(victim)
+            victim.state, mode, lost = State.SWAPPED, "swap", 0
+            self.counters.preemptions_by_swap += 1
+        else:
+            self.recompute(victim)
+            self.counters.preemptions_by_recompute += 1
+        self._queue(victim)
+        self._emit(Preempted(sequence=victim.name, mode=mode, lost_tokens=lost))
+        return victim
+
+    def recompute(self, sequence: Sequence) -> None:
+        """Take a sequence's blocks away, here or on the CPU; its tokens stay."""
+        table_of(sequence).free()
+        sequence.table, sequence.num_computed_tokens = None, 0
+        sequence.state = State.PREEMPTED
+
+    def _drop_youngest_held(self) -> None:
+        """Take the blocks of a sequence that waits for its driver; its siblings are computed anew.
+
+        Nothing that could run may wait for one that does not.
+        """
+        sequence = self.running.pop()
+        self._emit(
+            Preempted(
+                sequence=sequence.name,
+                mode="recompute",
+                lost_tokens=sequence.num_computed_tokens,
+            )
+        )
+        self.recompute(sequence)
+        sequence.state = State.HELD
+
+    # --- arrival, branching, end ----------------------------------------------------------------
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait, behind all that came before it."""
+        self._queue(sequence)
+
+    def fork(self, parent: Sequence, token_ids: list[int]) -> Sequence:
+        """Return a new sibling with ``token_ids``, which shares all that is computed of the parent.
+
+        The parent's computed tokens must be the first of them.
+        """
+        child = parent.request.new_child(token_ids)
+        if parent.table is None:
+            self._queue(child)
+        else:
+            child.table = parent.table.fork()
+            child.num_computed_tokens = parent.num_computed_tokens
+            child.state = State.RUNNING
+            insort(self.running, child, key=_rank)
+        table = None if child.table is None else child.table.id
+        self._emit(Forked(parent=parent.name, child=child.name, table=table))
+        return child
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        """End a sequence, whatever its state, and release its blocks."""
+        if sequence.state is State.FINISHED:
+            return
+        if sequence.state in (State.RUNNING, State.HELD):
+            if sequence.table is not None:
+                self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        if sequence.table is not None:
+            sequence.table.free()
+            sequence.table = None
+        sequence.state, sequence.finish_reason = State.FINISHED, reason
+        self._emit(Finished(sequence=sequence.name, reason=reason))
+
+    def _queue(self, sequence: Sequence) -> None:
+        place = bisect_left(self.waiting, sequence.rank, key=_rank)
+        self.waiting.insert(place, sequence)
+
+    def _emit(self, event: EngineEvent) -> None:
+        if self.sink is not None:
+            self.sink(event)
+
+
+_rank = attrgetter("rank")
+_BACK_FROM: dict[State, Mode] = {State.PREEMPTED: "recompute", State.SWAPPED: "swap"}
+
+
+def table_of(sequence: Sequence) -> BlockTable:
+    """Return the table of a sequence that must have one."""
+    if sequence.table is None:
+        raise RuntimeError(f"{sequence!r} has no block table")
+    return sequence.table
