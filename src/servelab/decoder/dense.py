@@ -7,7 +7,7 @@ calculators price exactly this module. Parameter names are those of the transfor
 Assumes: all sequences of a batch have the same length; norms and rotary angles are computed in
 float32 or the model's dtype, whichever is wider.
 
-Ignores: padding, dropout, training, rotary scaling.
+Ignores: padding, dropout, training.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from servelab.decoder.cache import DenseCache
+from servelab.decoder.rope import Llama3Scaling, Rope, Rotation, rotate
 from servelab.models import Attention, LayerSpec, ModelSpec
 from servelab.units import check_count, check_positive
 
-Rotation = tuple[Tensor, Tensor]
 # Stores one layer's new keys and values, returns all of them; None where there is no cache.
 Append = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None
 
@@ -36,7 +36,7 @@ class DenseDecoder(nn.Module):
 
     Parameters: ``spec`` the shape; ``rope_theta`` base of the rotary angles; ``norm_eps``; ``seed``
     of the random weights (normal, standard deviation ``init_std``); ``device``, ``dtype`` of all
-    parameters.
+    parameters; ``rope_scaling`` that of Llama 3.1, None for plain angles.
     Raises: ``ValueError`` where the spec is not of the Llama type (learned positions, LayerNorm, an
     ungated MLP), ``TypeError``, ``ValueError`` for token ids that are not integers in range.
     Source: Touvron et al. (2023); names as in transformers' ``modeling_llama.py``.
@@ -61,6 +61,7 @@ class DenseDecoder(nn.Module):
         init_std: float = 0.02,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        rope_scaling: Llama3Scaling | None = None,
     ) -> None:
         super().__init__()
         if spec.position_rows:
@@ -74,7 +75,7 @@ class DenseDecoder(nn.Module):
         self.spec = spec
         self.head_dim = head_dims.pop()
         self.windows = [spec.window(layer) for layer in spec.layers]
-        self.rope_theta = check_positive("rope_theta", rope_theta)
+        self.rope = Rope(rope_theta, rope_scaling)
         check_positive("norm_eps", norm_eps)
         check_positive("init_std", init_std)
         with torch.device(device):
@@ -120,7 +121,7 @@ class DenseDecoder(nn.Module):
         positions = torch.arange(start, start + new_tokens, device=tokens.device)  # (T)
         masks = {w: causal_mask(positions, start + new_tokens, w) for w in set(self.windows)}
         hidden = self.embed_tokens(tokens)  # (B, T, D)
-        rotation = rotary(positions, self.head_dim, self.rope_theta, hidden.dtype)
+        rotation = self.rope.rotation(positions, self.head_dim, hidden.dtype)
         for index, layer in enumerate(self.layers):
             append = None if cache is None else partial(cache.append, index)
             hidden = layer(hidden, rotation, masks[self.windows[index]], append)  # (B, T, D)
@@ -235,24 +236,6 @@ def causal_mask(positions: Tensor, keys: int, window: int | None) -> Tensor:
     key = torch.arange(keys, device=positions.device)  # (S)
     mask = key <= positions[:, None]  # (T, S)
     return mask if window is None else mask & (key > positions[:, None] - window)
-
-
-def rotary(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotation:
-    """Return cosines and sines of the rotary angles, each (T, 1, d), in ``dtype``."""
-    wide = torch.promote_types(dtype, torch.float32)
-    exponents = (
-        torch.arange(0, head_dim, 2, device=positions.device, dtype=wide) / head_dim
-    )  # (d/2)
-    angles = positions.to(wide)[:, None] / theta**exponents  # (T, d/2)
-    angles = torch.cat((angles, angles), dim=-1)[:, None]  # (T, 1, d)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Return ``x`` (B, T, heads, d) rotated; pair i is coordinates i and i + d/2."""
-    cos, sin = rotation
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def greedy(model: DenseDecoder, prompt: Tensor, new_tokens: int, cached: bool = True) -> Tensor:
