@@ -64,16 +64,8 @@ class DenseDecoder(nn.Module):
         rope_scaling: Llama3Scaling | None = None,
     ) -> None:
         super().__init__()
-        if spec.position_rows:
-            raise ValueError(f"{spec.name} has learned positions; this decoder is rotary")
-        head_dims = {layer.plain()[0].head_dim for layer in spec.layers}
-        if len(head_dims) > 1 or min(head_dims) % 2:
-            raise ValueError(
-                f"{spec.name}: rotary angles come in pairs and are shared by all layers, "
-                f"so head_dim must be one even number, got {sorted(head_dims)}"
-            )
         self.spec = spec
-        self.head_dim = head_dims.pop()
+        self.head_dim = check_llama_type(spec)
         self.windows = [spec.window(layer) for layer in spec.layers]
         self.rope = Rope(rope_theta, rope_scaling)
         check_positive("norm_eps", norm_eps)
@@ -157,10 +149,6 @@ class Layer(nn.Module):
     def __init__(self, layer: LayerSpec, spec: ModelSpec, norm_eps: float) -> None:
         super().__init__()
         attention, mlp = layer.plain()
-        if not mlp.gated or layer.norm_params != 2 * spec.hidden_size:
-            raise ValueError(
-                f"{spec.name} is not of the Llama type: this decoder has RMSNorm and a gated MLP"
-            )
         self.input_layernorm = RMSNorm(spec.hidden_size, norm_eps)
         self.self_attn = SelfAttention(attention, spec.hidden_size, norm_eps)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, norm_eps)
@@ -229,6 +217,27 @@ class RMSNorm(nn.Module):
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return self.weight * normed.to(x.dtype)
+
+
+def check_llama_type(spec: ModelSpec) -> int:
+    """Return the head_dim of a model of the Llama type: rotary, with RMSNorm and a gated MLP.
+
+    Raises: ``ValueError`` for any other.
+    """
+    if spec.position_rows:
+        raise ValueError(f"{spec.name} has learned positions; this decoder is rotary")
+    for layer in spec.layers:
+        if not layer.plain()[1].gated or layer.norm_params != 2 * spec.hidden_size:
+            raise ValueError(
+                f"{spec.name} is not of the Llama type: this decoder has RMSNorm and a gated MLP"
+            )
+    head_dims = {layer.plain()[0].head_dim for layer in spec.layers}
+    if len(head_dims) > 1 or min(head_dims) % 2:
+        raise ValueError(
+            f"{spec.name}: rotary angles come in pairs and are shared by all layers, "
+            f"so head_dim must be one even number, got {sorted(head_dims)}"
+        )
+    return head_dims.pop()
 
 
 def causal_mask(positions: Tensor, keys: int, window: int | None) -> Tensor:
