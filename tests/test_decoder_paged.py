@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servelab.decoder import DenseDecoder
-from servelab.paging import move
-from servelab.serving import Plan, Row, SamplingParams
+from servelab.serving import Row
 from tests.plans import SpyRunner, World, dense_logits, twins
 from tests.tiny import CONFIGS
 

@@ -2,6 +2,7 @@
 
 from servelab.decoder.attention import AttentionBackend, ReferenceAttention, StepBatch
 from servelab.decoder.cache import DenseCache
+from servelab.decoder.checkpoint import BadCheckpoint, Checkpoint
 from servelab.decoder.dense import DenseDecoder, greedy
 from servelab.decoder.kv_store import KvStore
 from servelab.decoder.paged import PagedDecoder
@@ -10,6 +11,8 @@ from servelab.decoder.runner import TorchRunner
 
 __all__ = [
     "AttentionBackend",
+    "BadCheckpoint",
+    "Checkpoint",
     "DenseCache",
     "DenseDecoder",
     "KvStore",

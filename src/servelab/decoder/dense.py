@@ -12,6 +12,7 @@ Ignores: padding, dropout, training.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from servelab.decoder.cache import DenseCache
+from servelab.decoder.checkpoint import Checkpoint
 from servelab.decoder.rope import Llama3Scaling, Rope, Rotation, rotate
 from servelab.models import Attention, LayerSpec, ModelSpec
 from servelab.units import check_count, check_positive
@@ -79,6 +81,36 @@ class DenseDecoder(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
         self.to(dtype).eval().requires_grad_(False)
         self._initialise(seed, init_std)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike[str],
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> DenseDecoder:
+        """Return the decoder of a checkpoint, in ``dtype`` (None: as it is stored).
+
+        Raises: as ``Checkpoint.open`` and ``Checkpoint.load_into``.
+        """
+        stored = Checkpoint.open(folder)
+        model = cls(
+            stored.spec,
+            stored.rope.theta,
+            stored.norm_eps,
+            device="meta",
+            dtype=dtype or stored.dtype,
+            rope_scaling=stored.rope.scaling,
+        ).to_empty(device=device)
+        if stored.spec.tied_embeddings:
+            model.lm_head.weight = model.embed_tokens.weight
+        stored.load_into(
+            {
+                name if name == "lm_head.weight" else f"model.{name}": weight
+                for name, weight in model.named_parameters()
+            }
+        )
+        return model
 
     def _initialise(self, seed: int, std: float) -> None:
         """Draw matrices from one CPU generator, so that every device has the same weights."""

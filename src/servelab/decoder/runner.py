@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from servelab.decoder.attention import AttentionBackend, ReferenceAttention, StepBatch
+from servelab.decoder.checkpoint import Checkpoint
 from servelab.decoder.kv_store import KvStore
 from servelab.decoder.paged import PagedDecoder
 from servelab.decoder.sampler import Draws, sample
@@ -71,6 +72,26 @@ class TorchRunner:
         self.attention = _backend(attention, self.device)
         self._store: KvStore | None = None
         self._tables = DeviceTables(1, self.device)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike[str],
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        attention: str | AttentionBackend | None = None,
+    ) -> TorchRunner:
+        """Return the runner of a checkpoint: configuration, weights, tokenizer, ends of a sequence.
+
+        Parameters: ``device`` None: CUDA where there is one; ``dtype`` None: as stored.
+        Raises: as ``Checkpoint.open`` and ``Checkpoint.load_into``.
+        """
+        stored = Checkpoint.open(folder)
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        dtype = dtype or stored.dtype
+        model = PagedDecoder(stored.spec, stored.rope, stored.norm_eps, device, dtype)
+        stored.load_into(model.weights())
+        return cls(model, attention, stored.tokenizer(), stored.eos_token_ids)
 
     def available_kv_bytes(self, utilization: float) -> int:
         """Return the bytes for keys and values if this share of the device's memory is used.
