@@ -1,6 +1,26 @@
-"""The decoder in torch: a dense one first, the oracle for everything that is faster."""
+"""The decoder in torch: a dense one first, the oracle; then the paged one, and its runner."""
 
+from servelab.decoder.attention import AttentionBackend, ReferenceAttention, StepBatch
 from servelab.decoder.cache import DenseCache
+from servelab.decoder.checkpoint import BadCheckpoint, Checkpoint
 from servelab.decoder.dense import DenseDecoder, greedy
+from servelab.decoder.kv_store import KvStore
+from servelab.decoder.paged import PagedDecoder
+from servelab.decoder.rope import Llama3Scaling, Rope
+from servelab.decoder.runner import TorchRunner
 
-__all__ = ["DenseCache", "DenseDecoder", "greedy"]
+__all__ = [
+    "AttentionBackend",
+    "BadCheckpoint",
+    "Checkpoint",
+    "DenseCache",
+    "DenseDecoder",
+    "KvStore",
+    "Llama3Scaling",
+    "PagedDecoder",
+    "ReferenceAttention",
+    "Rope",
+    "StepBatch",
+    "TorchRunner",
+    "greedy",
+]

@@ -7,11 +7,12 @@ calculators price exactly this module. Parameter names are those of the transfor
 Assumes: all sequences of a batch have the same length; norms and rotary angles are computed in
 float32 or the model's dtype, whichever is wider.
 
-Ignores: padding, dropout, training, rotary scaling.
+Ignores: padding, dropout, training.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 
@@ -20,10 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from servelab.decoder.cache import DenseCache
+from servelab.decoder.checkpoint import Checkpoint
+from servelab.decoder.rope import Llama3Scaling, Rope, Rotation, rotate
 from servelab.models import Attention, LayerSpec, ModelSpec
 from servelab.units import check_count, check_positive
 
-Rotation = tuple[Tensor, Tensor]
 # Stores one layer's new keys and values, returns all of them; None where there is no cache.
 Append = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None
 
@@ -36,7 +38,7 @@ class DenseDecoder(nn.Module):
 
     Parameters: ``spec`` the shape; ``rope_theta`` base of the rotary angles; ``norm_eps``; ``seed``
     of the random weights (normal, standard deviation ``init_std``); ``device``, ``dtype`` of all
-    parameters.
+    parameters; ``rope_scaling`` that of Llama 3.1, None for plain angles.
     Raises: ``ValueError`` where the spec is not of the Llama type (learned positions, LayerNorm, an
     ungated MLP), ``TypeError``, ``ValueError`` for token ids that are not integers in range.
     Source: Touvron et al. (2023); names as in transformers' ``modeling_llama.py``.
@@ -61,20 +63,13 @@ class DenseDecoder(nn.Module):
         init_std: float = 0.02,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        rope_scaling: Llama3Scaling | None = None,
     ) -> None:
         super().__init__()
-        if spec.position_rows:
-            raise ValueError(f"{spec.name} has learned positions; this decoder is rotary")
-        head_dims = {layer.plain()[0].head_dim for layer in spec.layers}
-        if len(head_dims) > 1 or min(head_dims) % 2:
-            raise ValueError(
-                f"{spec.name}: rotary angles come in pairs and are shared by all layers, "
-                f"so head_dim must be one even number, got {sorted(head_dims)}"
-            )
         self.spec = spec
-        self.head_dim = head_dims.pop()
+        self.head_dim = check_llama_type(spec)
         self.windows = [spec.window(layer) for layer in spec.layers]
-        self.rope_theta = check_positive("rope_theta", rope_theta)
+        self.rope = Rope(rope_theta, rope_scaling)
         check_positive("norm_eps", norm_eps)
         check_positive("init_std", init_std)
         with torch.device(device):
@@ -86,6 +81,36 @@ class DenseDecoder(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
         self.to(dtype).eval().requires_grad_(False)
         self._initialise(seed, init_std)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike[str],
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> DenseDecoder:
+        """Return the decoder of a checkpoint, in ``dtype`` (None: as it is stored).
+
+        Raises: as ``Checkpoint.open`` and ``Checkpoint.load_into``.
+        """
+        stored = Checkpoint.open(folder)
+        model = cls(
+            stored.spec,
+            stored.rope.theta,
+            stored.norm_eps,
+            device="meta",
+            dtype=dtype or stored.dtype,
+            rope_scaling=stored.rope.scaling,
+        ).to_empty(device=device)
+        if stored.spec.tied_embeddings:
+            model.lm_head.weight = model.embed_tokens.weight
+        stored.load_into(
+            {
+                name if name == "lm_head.weight" else f"model.{name}": weight
+                for name, weight in model.named_parameters()
+            }
+        )
+        return model
 
     def _initialise(self, seed: int, std: float) -> None:
         """Draw matrices from one CPU generator, so that every device has the same weights."""
@@ -120,7 +145,7 @@ class DenseDecoder(nn.Module):
         positions = torch.arange(start, start + new_tokens, device=tokens.device)  # (T)
         masks = {w: causal_mask(positions, start + new_tokens, w) for w in set(self.windows)}
         hidden = self.embed_tokens(tokens)  # (B, T, D)
-        rotation = rotary(positions, self.head_dim, self.rope_theta, hidden.dtype)
+        rotation = self.rope.rotation(positions, self.head_dim, hidden.dtype)
         for index, layer in enumerate(self.layers):
             append = None if cache is None else partial(cache.append, index)
             hidden = layer(hidden, rotation, masks[self.windows[index]], append)  # (B, T, D)
@@ -156,10 +181,6 @@ class Layer(nn.Module):
     def __init__(self, layer: LayerSpec, spec: ModelSpec, norm_eps: float) -> None:
         super().__init__()
         attention, mlp = layer.plain()
-        if not mlp.gated or layer.norm_params != 2 * spec.hidden_size:
-            raise ValueError(
-                f"{spec.name} is not of the Llama type: this decoder has RMSNorm and a gated MLP"
-            )
         self.input_layernorm = RMSNorm(spec.hidden_size, norm_eps)
         self.self_attn = SelfAttention(attention, spec.hidden_size, norm_eps)
         self.post_attention_layernorm = RMSNorm(spec.hidden_size, norm_eps)
@@ -230,29 +251,32 @@ class RMSNorm(nn.Module):
         return self.weight * normed.to(x.dtype)
 
 
+def check_llama_type(spec: ModelSpec) -> int:
+    """Return the head_dim of a model of the Llama type: rotary, with RMSNorm and a gated MLP.
+
+    Raises: ``ValueError`` for any other.
+    """
+    if spec.position_rows:
+        raise ValueError(f"{spec.name} has learned positions; this decoder is rotary")
+    for layer in spec.layers:
+        if not layer.plain()[1].gated or layer.norm_params != 2 * spec.hidden_size:
+            raise ValueError(
+                f"{spec.name} is not of the Llama type: this decoder has RMSNorm and a gated MLP"
+            )
+    head_dims = {layer.plain()[0].head_dim for layer in spec.layers}
+    if len(head_dims) > 1 or min(head_dims) % 2:
+        raise ValueError(
+            f"{spec.name}: rotary angles come in pairs and are shared by all layers, "
+            f"so head_dim must be one even number, got {sorted(head_dims)}"
+        )
+    return head_dims.pop()
+
+
 def causal_mask(positions: Tensor, keys: int, window: int | None) -> Tensor:
     """Return which keys each query sees, (T, S): aligned to the last key, not to the first."""
     key = torch.arange(keys, device=positions.device)  # (S)
     mask = key <= positions[:, None]  # (T, S)
     return mask if window is None else mask & (key > positions[:, None] - window)
-
-
-def rotary(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotation:
-    """Return cosines and sines of the rotary angles, each (T, 1, d), in ``dtype``."""
-    wide = torch.promote_types(dtype, torch.float32)
-    exponents = (
-        torch.arange(0, head_dim, 2, device=positions.device, dtype=wide) / head_dim
-    )  # (d/2)
-    angles = positions.to(wide)[:, None] / theta**exponents  # (T, d/2)
-    angles = torch.cat((angles, angles), dim=-1)[:, None]  # (T, 1, d)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """Return ``x`` (B, T, heads, d) rotated; pair i is coordinates i and i + d/2."""
-    cos, sin = rotation
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def greedy(model: DenseDecoder, prompt: Tensor, new_tokens: int, cached: bool = True) -> Tensor:

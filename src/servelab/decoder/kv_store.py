@@ -1,0 +1,116 @@
+"""Where the keys and values of all sequences live: one tensor, cut into blocks.
+
+Models: the pool of `servelab.paging` as memory: every layer has a tensor of keys and one of values,
+``num_blocks`` blocks of ``block_size`` slots each, and one block table per sequence serves all
+layers. A second pool in the CPU's memory takes the blocks of sequences that are swapped out.
+
+Assumes: all layers have the same KV heads; those with a sliding window keep every token.
+
+Ignores: who owns a block: the scheduler's tables say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from servelab.models import ModelSpec
+from servelab.paging import Copy, PoolShape
+from servelab.units import GiB
+
+
+class KvStore:
+    """Keys and values, ``data`` of shape (layers, 2, blocks, block_size, K, d).
+
+    Parameters: ``spec`` the model; ``shape`` of the pool; ``num_swap_blocks`` of the CPU's pool,
+    its null block included (0: none); ``device``, ``dtype``.
+    Raises: ``ValueError`` for a model whose layers differ in their KV heads, ``MemoryError`` for a
+    pool that is too large.
+
+    >>> from servelab import models
+    >>> spec = models.get("smollm2-135m")
+    >>> store = KvStore(spec, PoolShape(num_blocks=5, block_size=16), dtype=torch.bfloat16)
+    >>> store.data.nbytes == 5 * 16 * spec.kv_bytes_per_token("bf16")
+    True
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        shape: PoolShape,
+        num_swap_blocks: int = 0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        kinds = {
+            (heads.num_kv_heads, heads.head_dim)
+            for heads, _ in (layer.plain() for layer in spec.layers)
+        }
+        if len(kinds) > 1:
+            raise ValueError(
+                f"{spec.name}: one block table for all layers needs the same KV heads in each, "
+                f"got (heads, head_dim) {sorted(kinds)}"
+            )
+        self.kv_heads, self.head_dim = kinds.pop()
+        self.shape = shape
+        self.data = self._pool(len(spec.layers), shape.num_blocks, device, dtype)
+        self.swap = self._pool(len(spec.layers), num_swap_blocks, "cpu", dtype)
+        if self.data.is_cuda and num_swap_blocks:
+            self.swap = self.swap.pin_memory()
+
+    def _pool(
+        self, layers: int, blocks: int, device: torch.device | str, dtype: torch.dtype
+    ) -> Tensor:
+        size = (layers, 2, blocks, self.shape.block_size, self.kv_heads, self.head_dim)
+        try:
+            return torch.zeros(size, device=device, dtype=dtype)
+        except RuntimeError as error:  # what torch raises where there is no such memory
+            wanted = torch.empty(size, device="meta", dtype=dtype).nbytes
+            raise MemoryError(
+                f"a pool of {blocks} blocks needs {wanted / GiB:.1f} GiB on {device}: {error}"
+            ) from error
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copy blocks within the pool, one (source, destination) after the other."""
+        for run in _independent(copies):
+            sources, destinations = self._indices(run)
+            self.data.index_copy_(2, destinations, self.data.index_select(2, sources))
+
+    def swap_out(self, copies: Sequence[Copy]) -> None:
+        """Copy blocks of the pool (first of each pair) to blocks of the CPU's pool (second)."""
+        _transfer(self.data, self.swap, copies)
+
+    def swap_in(self, copies: Sequence[Copy]) -> None:
+        """Copy blocks of the CPU's pool (first of each pair) to blocks of the pool (second)."""
+        _transfer(self.swap, self.data, copies)
+
+    def _indices(self, copies: Sequence[Copy]) -> tuple[Tensor, Tensor]:
+        both = torch.tensor(copies, dtype=torch.int64, device=self.data.device)  # (copies, 2)
+        return both[:, 0], both[:, 1]
+
+    def poison(self) -> None:
+        """Fill every slot with NaN: whatever is read before it is written shows in the logits."""
+        self.data.fill_(torch.nan)
+        self.swap.fill_(torch.nan)
+
+
+def _transfer(source: Tensor, destination: Tensor, copies: Sequence[Copy]) -> None:
+    """Copy blocks between two pools; one transfer per block and direction of the host link."""
+    for old, new in copies:
+        destination[:, :, new].copy_(source[:, :, old], non_blocking=True)
+
+
+def _independent(copies: Sequence[Copy]) -> Iterator[list[Copy]]:
+    """Yield runs of copies that may be carried out at once: none reads or writes what one wrote."""
+    run: list[Copy] = []
+    written: set[int] = set()
+    for source, destination in copies:
+        if source in written or destination in written:
+            yield run
+            run, written = [], set()
+        run.append((source, destination))
+        written.add(destination)
+    if run:
+        yield run

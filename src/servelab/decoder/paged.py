@@ -1,0 +1,201 @@
+"""The decoder that serves: the model of `dense`, with its keys and values in a paged cache.
+
+Models: one step over the new tokens of all rows, end to end in one dimension: norms, projections
+and the MLP do not care which row a token belongs to; only attention does, and has a backend for it.
+Matrices that read the same input are one matrix (q, k and v; gate and up). Only positions that a
+token is drawn from reach lm_head.
+
+Assumes: layers of one shape, but for their windows.
+
+Ignores: how a token is drawn (`sampler`), and where its keys and values go (`attention`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from servelab.decoder.attention import AttentionBackend, StepBatch
+from servelab.decoder.dense import check_llama_type
+from servelab.decoder.rope import Rope, Rotation, rotate, turn
+from servelab.models import ModelSpec
+from servelab.units import check_positive
+
+# Shapes below: N new tokens of all rows, L positions to draw from, D hidden size, M MLP width, H
+# query heads, K KV heads, d head_dim, V vocabulary.
+
+
+class PagedDecoder(nn.Module):
+    """The weights of a model, fused, and one step through them.
+
+    Parameters: ``spec`` the shape; ``rope`` its rotary positions; ``norm_eps``; ``device``,
+    ``dtype`` of all parameters. They are not initialised: see ``initialise`` and ``weights``.
+    Raises: ``ValueError`` where the spec is not of the Llama type, or its layers differ.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        rope: Rope | None = None,
+        norm_eps: float = 1e-5,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        self.head_dim = check_llama_type(spec)
+        shapes = {replace(layer.plain()[0], window=None) for layer in spec.layers}
+        if len(shapes) > 1 or len({layer.mlp for layer in spec.layers}) > 1:
+            raise ValueError(f"{spec.name}: all layers must have one shape, theirs differ")
+        self.spec, self.rope = spec, Rope() if rope is None else rope
+        self.norm_eps = check_positive("norm_eps", norm_eps)
+        self.windows = [spec.window(layer) for layer in spec.layers]
+        vocabulary = (spec.vocab_size, spec.hidden_size)
+        with torch.device(device):
+            self.embed_tokens = _empty(*vocabulary, dtype=dtype)  # (V, D)
+            self.layers = nn.ModuleList(PagedLayer(spec, norm_eps, dtype) for _ in spec.layers)
+            self.norm = _empty(spec.hidden_size, dtype=dtype)  # (D)
+            self.lm_head = self.embed_tokens
+            if not spec.tied_embeddings:
+                self.lm_head = _empty(*vocabulary, dtype=dtype)  # (V, D)
+        wide = torch.promote_types(dtype, torch.float32)
+        self.register_buffer(
+            "frequencies", self.rope.frequencies(self.head_dim, wide, device), persistent=False
+        )
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the number format of the weights, and of keys and values."""
+        return self.norm.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Return where the weights are."""
+        return self.norm.device
+
+    def initialise(self, seed: int = 0, std: float = 0.02) -> PagedDecoder:
+        """Draw random weights on the device (normal; norms 1, biases 0); return the model."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for name, weight in self.weights().items():
+            if weight.dim() == 2:
+                weight.normal_(0.0, check_positive("std", std), generator=generator)
+            else:
+                weight.fill_(0.0 if name.endswith("bias") else 1.0)
+        return self
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return every weight by its published name: views of the fused ones, to be filled.
+
+        >>> from servelab import models
+        >>> model = PagedDecoder(models.get("smollm2-135m"), device="meta")
+        >>> tuple(model.weights()["model.layers.29.self_attn.k_proj.weight"].shape)
+        (192, 576)
+        """
+        found = {"model.embed_tokens.weight": self.embed_tokens, "model.norm.weight": self.norm}
+        if not self.spec.tied_embeddings:
+            found["lm_head.weight"] = self.lm_head
+        for index, layer in enumerate(self.layers):
+            found |= {f"model.layers.{index}.{name}": w for name, w in layer.weights().items()}
+        return {name: weight.detach() for name, weight in found.items()}
+
+    def forward(
+        self, batch: StepBatch, cache: Tensor, attention: AttentionBackend, last: Tensor
+    ) -> Tensor:
+        """Return the logits (L, V) behind the tokens whose places in the batch are ``last`` (L).
+
+        Parameters: ``cache`` (layers, 2, blocks, block_size, K, d): the keys and values of the
+        batch's tokens are written into it.
+        """
+        hidden = F.embedding(batch.tokens, self.embed_tokens)  # (N, D)
+        rotation = turn(batch.positions, self.frequencies, hidden.dtype)
+        for index, layer in enumerate(self.layers):
+            hidden = layer.forward(
+                hidden, rotation, batch, cache[index], attention, self.windows[index]
+            )
+        hidden = rms_norm(hidden[last], self.norm, self.norm_eps)  # (L, D)
+        return F.linear(hidden, self.lm_head)  # (L, V)
+
+
+class PagedLayer(nn.Module):
+    """Attention and MLP, each behind a norm, each added to the residual stream."""
+
+    def __init__(self, spec: ModelSpec, norm_eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        heads, mlp = spec.layers[0].plain()
+        self.num_q_heads, self.num_kv_heads = heads.num_q_heads, heads.num_kv_heads
+        self.head_dim, self.norm_eps = heads.head_dim, norm_eps
+        self.scale = heads.head_dim**-0.5
+        matrices = (*heads.linears(spec.hidden_size), *mlp.linears(spec.hidden_size))
+        for matrix in matrices:  # qkv_proj, o_proj, gate_up_proj, down_proj
+            weight = _empty(matrix.d_out, matrix.d_in, dtype=dtype)
+            self.register_parameter(matrix.name, weight)
+            bias = _empty(matrix.d_out, dtype=dtype) if matrix.bias else None
+            self.register_parameter(f"{matrix.name}_bias", bias)
+        self.input_norm = _empty(spec.hidden_size, dtype=dtype)  # (D)
+        self.post_attention_norm = _empty(spec.hidden_size, dtype=dtype)  # (D)
+        self.q_norm = _empty(heads.head_dim, dtype=dtype) if heads.qk_norm else None  # (d)
+        self.k_norm = _empty(heads.head_dim, dtype=dtype) if heads.qk_norm else None  # (d)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return every weight by its published name behind that of the layer."""
+        d, width = self.head_dim, self.down_proj.shape[1]
+        qkv = (self.num_q_heads * d, self.num_kv_heads * d, self.num_kv_heads * d)
+        fused = {
+            "qkv_proj": ("self_attn", ("q_proj", "k_proj", "v_proj"), qkv),
+            "o_proj": ("self_attn", ("o_proj",), (len(self.o_proj),)),
+            "gate_up_proj": ("mlp", ("gate_proj", "up_proj"), (width, width)),
+            "down_proj": ("mlp", ("down_proj",), (len(self.down_proj),)),
+        }
+        found = {
+            "input_layernorm.weight": self.input_norm,
+            "post_attention_layernorm.weight": self.post_attention_norm,
+        }
+        for name, (home, parts, sizes) in fused.items():
+            for kind, own in (("weight", name), ("bias", f"{name}_bias")):
+                whole = getattr(self, own)
+                for part, view in zip(parts, () if whole is None else whole.split(sizes)):  # noqa: B905
+                    found[f"{home}.{part}.{kind}"] = view
+        if self.q_norm is not None:
+            found |= {
+                "self_attn.q_norm.weight": self.q_norm,
+                "self_attn.k_norm.weight": self.k_norm,
+            }
+        return found
+
+    def forward(
+        self,
+        hidden: Tensor,
+        rotation: Rotation,
+        batch: StepBatch,
+        layer_cache: Tensor,
+        attention: AttentionBackend,
+        window: int | None,
+    ) -> Tensor:
+        """Return the residual stream behind the layer, (N, D), as it came in."""
+        heads, kv_heads, head_dim = self.num_q_heads, self.num_kv_heads, self.head_dim
+        x = rms_norm(hidden, self.input_norm, self.norm_eps)  # (N, D)
+        qkv = F.linear(x, self.qkv_proj, self.qkv_proj_bias)  # (N, (H + 2 K) d)
+        qkv = qkv.unflatten(1, (heads + 2 * kv_heads, head_dim))  # (N, H + 2 K, d)
+        qk = qkv[:, : heads + kv_heads]  # (N, H + K, d)
+        if self.q_norm is not None:
+            q, k = qk.split((heads, kv_heads), dim=1)
+            q, k = rms_norm(q, self.q_norm, self.norm_eps), rms_norm(k, self.k_norm, self.norm_eps)
+            qk = torch.cat((q, k), dim=1)  # (N, H + K, d)
+        qk = rotate(qk, rotation)  # (N, H + K, d): queries and keys turn alike
+        attention.write(layer_cache, qk[:, heads:], qkv[:, heads + kv_heads :], batch)
+        read = attention.attend(layer_cache, qk[:, :heads], batch, self.scale, window)  # (N, H, d)
+        hidden = hidden + F.linear(read.flatten(1), self.o_proj, self.o_proj_bias)  # (N, D)
+        x = rms_norm(hidden, self.post_attention_norm, self.norm_eps)  # (N, D)
+        gate, up = F.linear(x, self.gate_up_proj, self.gate_up_proj_bias).chunk(2, dim=1)  # (N, M)
+        return hidden + F.linear(F.silu(gate) * up, self.down_proj, self.down_proj_bias)  # (N, D)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return ``x`` (..., width) scaled to unit mean square and weighted; torch widens inside."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def _empty(*size: int, dtype: torch.dtype) -> nn.Parameter:
+    return nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)

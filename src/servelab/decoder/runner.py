@@ -1,0 +1,261 @@
+"""The runner that decodes: a plan becomes tensors, the model runs, tokens come back.
+
+Models: one step: blocks are copied, the rows' new tokens go through the model in one batch, tokens
+are drawn where the plan asks. The clock is the host's: a step ends when its tokens have arrived.
+
+Assumes: one engine, whose tables all belong to the pool that was bound.
+
+Ignores: which rows to run: the scheduler decides.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from itertools import accumulate
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from servelab.decoder.attention import AttentionBackend, ReferenceAttention, StepBatch
+from servelab.decoder.checkpoint import Checkpoint
+from servelab.decoder.kv_store import KvStore
+from servelab.decoder.paged import PagedDecoder
+from servelab.decoder.sampler import Draws, sample
+from servelab.decoder.staging import DeviceTables, upload
+from servelab.paging import BlockTable, PoolShape
+from servelab.serving.plan import Plan, Row, RunnerLost, StepResult, Tokenizer
+from servelab.units import GiB, check_count
+
+_NAMES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
+}  # fmt: skip
+
+
+class TorchRunner:
+    """Carries plans out with a `PagedDecoder`; see `servelab.serving.Runner`.
+
+    Parameters: ``model``; ``attention`` "reference", "triton", or a backend (None: Triton on a
+    CUDA device, else the reference); ``tokenizer``; ``eos_token_ids`` that end a sequence.
+    Raises: ``ValueError`` for an unknown backend or dtype.
+
+    >>> from servelab import models
+    >>> from servelab.paging import BlockTable, BlockPool
+    >>> from servelab.serving import Plan, Request, Row, SamplingParams
+    >>> runner = TorchRunner(PagedDecoder(models.get("smollm2-135m")).initialise())
+    >>> pool = BlockPool(num_blocks=4, block_size=16)
+    >>> runner.bind(pool.shape)
+    >>> request = Request("a", 0, [1, 2, 3], SamplingParams(temperature=0), 0, 1, {})
+    >>> sequence = request.sequences[0]
+    >>> sequence.table = BlockTable(pool)
+    >>> sequence.table.append(3)
+    []
+    >>> len(runner.execute(Plan([Row(sequence, 3, 0, sequence.draws())])).tokens[0])
+    1
+    """
+
+    def __init__(
+        self,
+        model: PagedDecoder,
+        attention: str | AttentionBackend | None = None,
+        tokenizer: Tokenizer | None = None,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        if model.dtype not in _NAMES:
+            known = ", ".join(_NAMES.values())
+            raise ValueError(f"dtype must be one of {known}, got {model.dtype}")
+        self.model, self.device, self.spec = model, model.device, model.spec
+        self.kv_dtype = _NAMES[model.dtype]
+        self.tokenizer, self.eos_token_ids = tokenizer, eos_token_ids
+        self.attention = _backend(attention, self.device)
+        self._store: KvStore | None = None
+        self._tables = DeviceTables(1, self.device)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike[str],
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        attention: str | AttentionBackend | None = None,
+    ) -> TorchRunner:
+        """Return the runner of a checkpoint: configuration, weights, tokenizer, ends of a sequence.
+
+        Parameters: ``device`` None: CUDA where there is one; ``dtype`` None: as stored.
+        Raises: as ``Checkpoint.open`` and ``Checkpoint.load_into``.
+        """
+        stored = Checkpoint.open(folder)
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        dtype = dtype or stored.dtype
+        model = PagedDecoder(stored.spec, stored.rope, stored.norm_eps, device, dtype)
+        stored.load_into(model.weights())
+        return cls(model, attention, stored.tokenizer(), stored.eos_token_ids)
+
+    def available_kv_bytes(self, utilization: float) -> int:
+        """Return the bytes for keys and values if this share of the device's memory is used.
+
+        On a CUDA device: that share, less what anybody uses now (the weights are there already). On
+        a CPU that share of the memory, but at most one GiB: other programs need the rest.
+        """
+        if not 0 < utilization <= 1:
+            raise ValueError(f"utilization must be over 0 and at most 1, got {utilization}")
+        if self.device.type != "cuda":
+            pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+            total = pages * os.sysconf("SC_PAGE_SIZE") if pages > 0 else GiB
+            return min(GiB, int(utilization * total))
+        torch.cuda.empty_cache()  # what torch holds in reserve counts as used otherwise
+        free, total = torch.cuda.mem_get_info(self.device)
+        return max(0, int(utilization * total) - (total - free))
+
+    def bind(self, shape: PoolShape, num_swap_blocks: int = 0) -> None:
+        """Make room for a pool of this shape, and for ``num_swap_blocks`` on the CPU.
+
+        Raises: ``ValueError`` for a pool that the backend cannot address, ``MemoryError`` for one
+        too large.
+        """
+        check_count("num_swap_blocks", num_swap_blocks, minimum=0)
+        heads = self.spec.layers[0].plain()[0]
+        # A backend addresses one layer, keys and values, so there are 2 x slots.
+        shape.check_addressable(self.attention.index_bits, 2 * heads.num_kv_heads * heads.head_dim)
+        self._store = None  # the old pool's memory goes before the new one's is asked for
+        self._store = KvStore(self.spec, shape, num_swap_blocks, self.device, self.model.dtype)
+        self._tables = DeviceTables(shape.block_size, self.device)
+
+    @property
+    def store(self) -> KvStore:
+        """Return the keys and values.
+
+        Raises: ``RuntimeError`` before ``bind``.
+        """
+        if self._store is None:
+            raise RuntimeError("the runner has no pool yet: bind it to one first")
+        return self._store
+
+    def execute(self, plan: Plan) -> StepResult:
+        """Carry out one step.
+
+        Raises: ``ValueError`` for a token id that is not in the vocabulary; ``RunnerLost`` after a
+        CUDA fault.
+        """
+        start, store = perf_counter(), self.store
+        try:
+            with torch.inference_mode():
+                store.swap_out(plan.swap_out)
+                store.copy(plan.copies)
+                store.swap_in(plan.swap_in)
+                tokens, logprobs = self._run(plan.rows)
+        except Exception as error:
+            self._tables.forget()  # of what was noted, nobody knows how much was sent
+            self._check_device(error)
+            raise
+        return StepResult(tokens, perf_counter() - start, logprobs)
+
+    def _run(
+        self, rows: Sequence[Row]
+    ) -> tuple[list[list[int]], list[list[dict[int, float]] | None] | None]:
+        """Compute the rows; return tokens and log-probabilities in their order."""
+        # One-token rows first, as backends expect; sorting is stable.
+        order = sorted(range(len(rows)), key=lambda index: rows[index].new_tokens > 1)
+        tokens: list[list[int]] = [[] for _ in rows]
+        if not rows:
+            return tokens, None
+        batch, last, draws = self._stage([rows[index] for index in order])
+        logits = self.logits(batch, last)
+        drawn, reports = sample(logits, draws)
+        logprobs: list[list[dict[int, float]] | None] = [None] * len(rows)
+        place = 0
+        for index in order:
+            count = len(rows[index].samples)
+            tokens[index] = drawn[place : place + count]
+            if reports and place in reports:
+                logprobs[index] = [reports[p] for p in range(place, place + count)]
+            place += count
+        return tokens, logprobs if reports else None
+
+    def logits(self, batch: StepBatch, last: Tensor) -> Tensor:
+        """Return the logits (L, V) behind the tokens at the places ``last`` (L) of a batch."""
+        logits: Tensor = self.model.forward(batch, self.store.data, self.attention, last)
+        return logits
+
+    def _stage(self, rows: Sequence[Row]) -> tuple[StepBatch, Tensor, Draws]:
+        """Return a step's tensors, the places to draw from, and what to draw there."""
+        size, tables = self.store.shape.block_size, self._tables
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        table_rows: list[int] = []
+        last: list[int] = []
+        draws = Draws()
+        pairs = [(row.new_tokens, row.cached_tokens) for row in rows]
+        contexts = [new + cached for new, cached in pairs]
+        longest = max(contexts)
+        width = self.store.shape.blocks_for(longest)
+        held = [_table_of(row) for row in rows]
+        tables.begin([table.id for table in held], max(len(table.blocks) for table in held))
+        for (sequence, new, cached, samples), table in zip(rows, held, strict=True):
+            table_rows.append(tables.place(table, cached))
+            if new == 1:
+                tokens.append(sequence.token_ids[cached])
+                positions.append(cached)
+                slots.append(table.blocks[cached // size] * size + cached % size)
+            else:
+                tokens.extend(sequence.token_ids[cached : cached + new])
+                positions.extend(range(cached, cached + new))
+                slots.extend(table.slots(cached, cached + new))
+            if samples:
+                last.append(len(tokens) - 1)
+                draws.add(sequence.request.params, samples)
+        for token in (min(tokens), max(tokens)):  # on a GPU a wrong one would be the end
+            if not 0 <= token < self.spec.vocab_size:
+                raise ValueError(
+                    f"token id {token} is not in the vocabulary, 0 to {self.spec.vocab_size - 1}"
+                )
+        starts = [0, *accumulate(new for new, _ in pairs)]
+        numbers = [tokens, positions, slots, table_rows, starts, contexts, last]
+        numbers += [tables.places, tables.blocks]
+        staged = upload(self.device, numbers)
+        tables.write(*staged[-2:])
+        batch = StepBatch(
+            tokens=staged[0],
+            positions=staged[1],
+            slots=staged[2],
+            block_tables=tables.entries[:, :width].index_select(0, staged[3]),  # (R, W)
+            query_starts=staged[4].to(torch.int32),
+            context_lens=staged[5].to(torch.int32),
+            rows=pairs,
+            max_new_tokens=max(new for new, _ in pairs),
+            max_context_len=longest,
+        )
+        return batch, staged[6], draws
+
+    def _check_device(self, error: Exception) -> None:
+        """Raise ``RunnerLost`` where an error has left the device unusable."""
+        if self.device.type == "cuda":
+            try:
+                torch.cuda.synchronize(self.device)
+            except Exception as fault:
+                raise RunnerLost(f"the CUDA device is lost: {fault}") from error
+
+
+def _table_of(row: Row) -> BlockTable:
+    table = row.sequence.table
+    if table is None:
+        raise ValueError(f"{row.sequence.name} has no block table")
+    return table
+
+
+def _backend(attention: str | AttentionBackend | None, device: torch.device) -> AttentionBackend:
+    """Return the backend of a name; Triton is imported only where it is asked for."""
+    if attention is None:
+        attention = "triton" if device.type == "cuda" else "reference"
+    if attention == "reference":
+        return ReferenceAttention()
+    if attention == "triton":
+        module = importlib.import_module("servelab.decoder.triton_attention")
+        backend: AttentionBackend = module.TritonAttention()
+        return backend
+    if isinstance(attention, str):
+        raise ValueError(f"attention must be 'reference' or 'triton', got {attention!r}")
+    return attention

@@ -1,0 +1,113 @@
+"""What a step sends to the device: its numbers in one copy, block tables only where they changed.
+
+Models: a device that is reached over a link on which every transfer costs some microseconds, and
+where waiting for one costs the overlap of host and device.
+
+Assumes: a table changes only from the block of its next token on: earlier blocks are shared, cached
+or full, and no longer written.
+
+Ignores: what the numbers mean (`runner`, `sampler`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from servelab.paging import NULL_BLOCK, BlockTable
+
+
+def upload(
+    device: torch.device, integers: Sequence[list[int]], reals: Sequence[list[float]] = ()
+) -> list[Tensor]:
+    """Return lists of numbers as int64 and float64 tensors on the device, in one copy.
+
+    The copy starts from pinned memory and is not waited for.
+
+    >>> upload(torch.device("cpu"), [[1, 2], [3]], [[0.5]])
+    [tensor([1, 2]), tensor([3]), tensor([0.5000], dtype=torch.float64)]
+    """
+    counts = [len(numbers) for numbers in integers], [len(numbers) for numbers in reals]
+    whole = np.fromiter(chain.from_iterable(integers), np.int64, sum(counts[0]))
+    real = np.fromiter(chain.from_iterable(reals), np.float64, sum(counts[1]))
+    staged = torch.from_numpy(np.concatenate((whole, real.view(np.int64))))
+    if device.type == "cuda":
+        staged = staged.pin_memory().to(device, non_blocking=True)
+    first, second = staged.split((len(whole), len(real)))
+    return [*first.split(counts[0]), *second.view(torch.float64).split(counts[1])]
+
+
+class DeviceTables:
+    """Block tables on the device, one row per sequence that runs; only what changed is sent.
+
+    A row is known by the table's id, which no other table of the pool ever has. Of a known row the
+    entries before the first new token's block are there already: only the last block of a table can
+    be exchanged (copy on write), and it is the one that is written next. What a row does not use
+    names the null block.
+
+    Parameters: ``block_size`` of the pool; ``device``.
+
+    >>> from servelab.paging import BlockPool
+    >>> pool = BlockPool(num_blocks=8, block_size=4)
+    >>> tables, table = DeviceTables(pool.block_size, torch.device("cpu")), BlockTable(pool)
+    >>> table.append(6)
+    []
+    >>> tables.begin([table.id], width=2)
+    >>> row = tables.place(table, first_new=0)
+    >>> tables.write(*upload(tables.entries.device, [tables.places, tables.blocks]))
+    >>> tables.entries[row].tolist()
+    [1, 2, 0, 0]
+    """
+
+    def __init__(self, block_size: int, device: torch.device) -> None:
+        self.block_size = block_size
+        self.entries = torch.zeros((0, 0), dtype=torch.int32, device=device)  # (rows, width)
+        self.places: list[int] = []  # to write to, in the flattened entries ...
+        self.blocks: list[int] = []  # ... and the blocks that go there
+        self._rows: dict[int, tuple[int, int]] = {}  # by table: row, entries that are not null
+        self._free: list[int] = []
+
+    def forget(self) -> None:
+        """Send every table anew from now on."""
+        self.entries = self.entries.new_zeros((0, 0))
+
+    def begin(self, ids: Sequence[int], width: int) -> None:
+        """Make room for the tables of a step, by their ids, the longest of ``width`` blocks.
+
+        Rows of other sequences are given up where there are not enough.
+        """
+        self.places, self.blocks = [], []
+        rows, room = self.entries.shape
+        if len(ids) > rows or width > room:  # twice what is needed, so that it stays rare
+            size = max(rows, 2 * len(ids)), max(room, 2 * width)
+            self.entries = self.entries.new_zeros(size)
+            self._rows, self._free = {}, list(range(size[0]))
+        elif sum(id not in self._rows for id in ids) > len(self._free):
+            self._rows = {id: self._rows[id] for id in ids if id in self._rows}
+            used = {row for row, _ in self._rows.values()}
+            self._free = [row for row in range(rows) if row not in used]
+
+    def place(self, table: BlockTable, first_new: int) -> int:
+        """Return the row of a table; note which of its entries have to be written.
+
+        Parameters: ``first_new`` position of the first token that this step computes.
+        """
+        blocks, width = table.blocks, self.entries.shape[1]
+        begin = first_new // self.block_size
+        row, stale = self._rows.get(table.id, (-1, width))
+        if row < 0:  # nothing is known of the row it gets, to its end
+            row, begin = self._free.pop(), 0
+        end = max(len(blocks), stale)
+        self.places.extend(range(row * width + begin, row * width + end))
+        self.blocks.extend(blocks[begin:])
+        self.blocks.extend([NULL_BLOCK] * (end - max(begin, len(blocks))))
+        self._rows[table.id] = row, len(blocks)
+        return row
+
+    def write(self, places: Tensor, blocks: Tensor) -> None:
+        """Write what was noted, ``blocks`` to ``places``, both on the device."""
+        self.entries.view(-1).index_copy_(0, places, blocks.to(torch.int32))

@@ -1,0 +1,345 @@
+"""Checkpoints as transformers saves them: equal logits and tokens; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from servelab.decoder import BadCheckpoint, Checkpoint, DenseDecoder, TorchRunner
+from servelab.decoder.checkpoint import read_rope
+from servelab.models import UnsupportedConfig
+from tests.plans import SpyRunner, World
+
+_SHAPE = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 97,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,  # at the usual 0.02 a random model says one token over and over
+    "eos_token_id": [5, 7],
+    "bos_token_id": 1,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": _SHAPE | {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}},
+    "llama3-rope": _SHAPE | {"rope_parameters": _LLAMA3},
+    "mistral": _SHAPE | {"sliding_window": 16},
+    "qwen2": _SHAPE | {"tie_word_embeddings": True},
+    "qwen3": _SHAPE | {"head_dim": 20, "tie_word_embeddings": True},
+}
+_CLASSES = {
+    "llama": "Llama",
+    "llama3": "Llama",
+    "mistral": "Mistral",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+}
+PROMPT, NEW = 37, 24
+
+
+def saved(name: str, folder: Path) -> nn.Module:
+    """A tiny random model of a family, saved in several files."""
+    torch.manual_seed(11)
+    family = _CLASSES[name.split("-")[0]]
+    config = getattr(transformers, f"{family}Config")(**FAMILIES[name])
+    model: nn.Module = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for key, weight in model.named_parameters():
+        if weight.dim() == 1:  # norms and biases, which start at 1 and 0
+            weight.data += 0.2 * torch.randn(weight.shape) if "norm" in key else 0.1
+    model.save_pretrained(folder, max_shard_size="60KB")
+    return model.requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[nn.Module, Path]]:
+    made = {}
+    for name in FAMILIES:
+        folder = tmp_path_factory.mktemp(name)
+        made[name] = saved(name, folder), folder
+        assert len(list(folder.glob("*.safetensors"))) > 2
+    return made
+
+
+@pytest.fixture
+def copy(checkpoints: dict[str, tuple[nn.Module, Path]], tmp_path: Path) -> Path:
+    """A copy of the llama checkpoint, to be damaged."""
+    for path in checkpoints["llama"][1].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def prompt_of(rows: int = 1) -> torch.Tensor:
+    return torch.randint(0, 97, (rows, PROMPT), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_equal_transformers(
+    checkpoints: dict[str, tuple[nn.Module, Path]], name: str
+) -> None:
+    reference, folder = checkpoints[name]
+    prompt = prompt_of()
+    expected = reference(prompt).logits[0]
+    assert expected.std() > 0.5
+    dense = DenseDecoder.from_pretrained(folder, dtype=torch.float32)
+    torch.testing.assert_close(dense(prompt)[0], expected, rtol=0, atol=1e-4)
+    world = World(SpyRunner.from_pretrained(folder, "cpu"), 12, 16)
+    sequence = world.add(prompt[0].tolist())
+    for new in (20, 1, 16):  # chunks, one of them a single token
+        world.step([world.row(sequence, new)])
+        at = expected[sequence.num_computed_tokens - 1]
+        torch.testing.assert_close(world.runner.seen_logits[0], at, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_tokens_equal_transformers(
+    checkpoints: dict[str, tuple[nn.Module, Path]], name: str
+) -> None:
+    reference, folder = checkpoints[name]
+    prompt = prompt_of(rows=3)
+    expected = reference.generate(
+        prompt, max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    world = World(SpyRunner.from_pretrained(folder, "cpu"), 40, 5)
+    for row in prompt.tolist():
+        world.add(row)
+    gaps = []
+    for _ in range(NEW):
+        world.step([world.row(sequence) for sequence in world.sequences])
+        best = world.runner.seen_logits.topk(2, dim=-1).values
+        gaps.append(best[:, 0] - best[:, 1])
+    assert torch.stack(gaps).min() > 1e-4, "a tie: either token is right; take another prompt"
+    assert [s.token_ids for s in world.sequences] == expected.tolist()
+    assert len(set(expected[:, PROMPT:].flatten().tolist())) > 8, "a constant answer proves nothing"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_weights_are_converted_to_the_dtype_asked_for(
+    checkpoints: dict[str, tuple[nn.Module, Path]], dtype: torch.dtype
+) -> None:
+    reference, folder = checkpoints["qwen3"]
+    runner = TorchRunner.from_pretrained(folder, "cpu", dtype)
+    stored = reference.state_dict()
+    weights = runner.model.weights()
+    assert set(weights) == set(stored) - {"lm_head.weight"}
+    for name, weight in weights.items():
+        assert torch.equal(weight, stored[name].to(dtype))
+
+
+def test_the_end_of_a_sequence_is_read(
+    checkpoints: dict[str, tuple[nn.Module, Path]], copy: Path
+) -> None:
+    assert TorchRunner.from_pretrained(copy, "cpu").eos_token_ids == {5, 7}
+    (copy / "generation_config.json").write_text('{"eos_token_id": 9}')
+    assert Checkpoint.open(copy).eos_token_ids == {9}
+    (copy / "generation_config.json").unlink()
+    assert Checkpoint.open(copy).eos_token_ids == {5, 7}
+    change(copy, eos_token_id=None)
+    assert Checkpoint.open(copy).eos_token_ids == set()
+    change(copy, eos_token_id="</s>")
+    with pytest.raises(UnsupportedConfig, match="eos_token_id: must be a token id or a list"):
+        Checkpoint.open(copy)
+
+
+def change(folder: Path, **values: Any) -> None:
+    """Set keys of the configuration; an ellipsis removes one."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
+
+
+def test_the_older_keys_mean_the_same(copy: Path) -> None:
+    new = Checkpoint.open(copy)
+    change(copy, rope_parameters=..., rope_theta=300.0, rope_scaling=None)
+    change(copy, dtype=..., torch_dtype="float32")
+    assert Checkpoint.open(copy) == new
+    scaling = {k: v for k, v in _LLAMA3.items() if k != "rope_theta"}
+    for spelled in (scaling, {"type": "llama3"} | scaling):
+        old = read_rope({"rope_theta": 500.0, "rope_scaling": spelled})
+        assert old == read_rope({"rope_parameters": _LLAMA3})
+
+
+def test_a_tied_model_may_store_its_head_twice_but_not_two_heads(
+    checkpoints: dict[str, tuple[nn.Module, Path]], tmp_path: Path
+) -> None:
+    reference, folder = checkpoints["qwen2"]
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    weights = {name: w.clone() for name, w in reference.state_dict().items()}
+    assert "lm_head.weight" in weights
+    save_file(weights, tmp_path / "model.safetensors")
+    assert TorchRunner.from_pretrained(tmp_path, "cpu").spec.tied_embeddings
+    weights["lm_head.weight"][3, 4] += 1
+    save_file(weights, tmp_path / "model.safetensors")
+    for load in (TorchRunner.from_pretrained, DenseDecoder.from_pretrained):
+        with pytest.raises(
+            BadCheckpoint, match=r"tie_word_embeddings is true, but lm_head\.weight"
+        ):
+            load(tmp_path, "cpu")
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+_BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "gemma2"}, "model_type: 'gemma2' is not decoded here; known: llama, mistral"),
+    ({"model_type": ...}, "model_type: None is not decoded here"),
+    ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not decoded here; known: 'silu'"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 is not decoded"),
+    ({"rope_interleaved": True}, "rope_interleaved: True is not decoded"),
+    ({"rms_norm_eps": 0}, "rms_norm_eps: must be a positive number, got 0"),
+    ({"quantization_config": {"quant_method": "awq"}}, "quantised weights .*awq"),
+    ({"rope_parameters": {"rope_type": "default"}, "rope_theta": -1}, "rope_theta: must be a pos"),
+    ({"rope_theta": 5.0}, r"rope_theta: has two values: \[5.0, 300.0\]"),
+    ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling: contradicts"),
+    ({"rope_parameters": [1]}, r"rope_parameters: must be an object, got \[1\]"),
+    *(
+        ({"rope_parameters": {"rope_type": kind, "factor": 2.0}}, f"rope_parameters: .* '{kind}'")
+        for kind in ("yarn", "dynamic", "longrope", "linear")
+    ),
+    ({"rope_parameters": ..., "rope_scaling": {"factor": 2}}, "rope_scaling: rope_type None"),
+    ({"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "needs low_freq_factor, high"),
+    ({"rope_parameters": _LLAMA3 | {"high_freq_factor": 1}}, "low_freq_factor must be less than"),
+    ({"num_key_value_heads": 4}, "num_attention_heads|num_q_heads|num_key_value_heads"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "message"), _BAD_CONFIGS)
+def test_an_unknown_configuration_is_refused_by_key_and_value(
+    copy: Path, values: dict[str, Any], message: str
+) -> None:
+    change(copy, **values)
+    with pytest.raises(UnsupportedConfig, match=message):
+        TorchRunner.from_pretrained(copy, "cpu")
+
+
+def first_shard(folder: Path) -> Path:
+    return min(folder.glob("*.safetensors"))
+
+
+def test_damaged_files_are_refused(copy: Path) -> None:
+    shard = first_shard(copy)
+    whole = shard.read_bytes()
+    for content in (whole[:-1], whole[:100], b"", whole + b"x"):
+        shard.write_bytes(content)
+        with pytest.raises(BadCheckpoint, match=f"{shard.name} is damaged or cut short"):
+            TorchRunner.from_pretrained(copy, "cpu")
+    shard.unlink()
+    with pytest.raises(BadCheckpoint, match=f"{shard.name} is missing"):
+        TorchRunner.from_pretrained(copy, "cpu")
+    (copy / "config.json").write_text("{")
+    with pytest.raises(BadCheckpoint, match=r"config\.json is not JSON"):
+        TorchRunner.from_pretrained(copy, "cpu")
+
+
+def single_file(copy: Path) -> dict[str, torch.Tensor]:
+    """Turn the folder into one with a single file; return the weights."""
+    weights: dict[str, torch.Tensor] = {}
+    for shard in copy.glob("*.safetensors"):
+        weights |= load_file(shard)
+        shard.unlink()
+    (copy / "model.safetensors.index.json").unlink()
+    save_file(weights, copy / "model.safetensors")
+    return weights
+
+
+def test_other_weights_than_the_models_are_refused(copy: Path) -> None:
+    weights = single_file(copy)
+    assert set(TorchRunner.from_pretrained(copy, "cpu").model.weights()) == set(weights)
+    name = "model.layers.1.self_attn.k_proj.weight"
+    first = weights[name]
+    cases: list[tuple[dict[str, torch.Tensor], str]] = [
+        ({k: w for k, w in weights.items() if k != name}, f"{name} missing from the weights"),
+        (weights | {"model.extra": first}, "model.extra in the weights, but not the model"),
+        (weights | {name: first.T.contiguous()}, r"must have shape \(16, 48\), .* \(48, 16\)"),
+        (weights | {name: first.to(torch.float8_e4m3fn)}, f"{name}: weights in F8_E4M3 are not"),
+        (weights | {name: first.to(torch.int8)}, f"{name}: weights in I8 are not read"),
+    ]
+    for wrong, message in cases:
+        save_file(wrong, copy / "model.safetensors")
+        for load in (TorchRunner.from_pretrained, DenseDecoder.from_pretrained):
+            with pytest.raises(BadCheckpoint, match=message):
+                load(copy, "cpu")
+    old = weights | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    save_file(old, copy / "model.safetensors")  # which transformers stored once
+    TorchRunner.from_pretrained(copy, "cpu")
+
+
+def test_an_index_that_does_not_fit_its_files_is_refused(copy: Path) -> None:
+    index = copy / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    names = content["weight_map"]
+    for wrong, message in (
+        (names | {"model.extra": first_shard(copy).name}, "differ in model.extra"),
+        (names | {"model.extra": "../other.safetensors"}, "leads out of its folder"),
+        ([], "has no weight_map"),
+    ):
+        index.write_text(json.dumps(content | {"weight_map": wrong}))
+        with pytest.raises(BadCheckpoint, match=message):
+            TorchRunner.from_pretrained(copy, "cpu")
+
+
+def test_pickled_weights_are_not_read(copy: Path) -> None:
+    weights = single_file(copy)
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(BadCheckpoint, match=r"has neither model\.safetensors nor"):
+        Checkpoint.open(copy)
+    torch.save(weights, copy / "pytorch_model.bin")
+    with pytest.raises(BadCheckpoint, match=r"only as pytorch_model\.bin: such files can run code"):
+        Checkpoint.open(copy)
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+_MEASURE = """
+import sys, torch
+from servelab.decoder import TorchRunner
+from servelab.models import ModelSpec
+
+def peak_bytes():
+    lines = open("/proc/self/status").read().splitlines()
+    return int(next(l for l in lines if l.startswith("VmHWM")).split()[1]) * 1024
+
+tiny, large, dtype = sys.argv[1], sys.argv[2], getattr(torch, sys.argv[3])
+TorchRunner.from_pretrained(tiny, "cpu")  # imports what is imported late
+open("/proc/self/clear_refs", "w").write("5")  # forget the peak so far
+before = peak_bytes()
+runner = TorchRunner.from_pretrained(large, "cpu", dtype)
+print((peak_bytes() - before) / sum(w.nbytes for w in runner.model.weights().values()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_loading_takes_little_more_than_the_weights(
+    checkpoints: dict[str, tuple[nn.Module, Path]], tmp_path: Path, dtype: str
+) -> None:
+    """Resident memory, mapped file pages included, at most 1.2 times the weights as asked for."""
+    config = transformers.LlamaConfig(
+        **_SHAPE | {"hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 14}
+    )
+    model = transformers.LlamaForCausalLM(config)  # 104 million parameters, in one file
+    model.save_pretrained(tmp_path, max_shard_size="10GB")
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    done = subprocess.run(
+        [sys.executable, "-c", _MEASURE, checkpoints["llama"][1], tmp_path, dtype],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    ratio = float(done.stdout)
+    assert 0.9 < ratio < 1.2, ratio
