@@ -42,18 +42,12 @@ class TorchRunner:
     Raises: ``ValueError`` for an unknown backend or dtype.
 
     >>> from servelab import models
-    >>> from servelab.paging import BlockTable, BlockPool
-    >>> from servelab.serving import Plan, Request, Row, SamplingParams
+    >>> from servelab.serving import Engine, SamplingParams
     >>> runner = TorchRunner(PagedDecoder(models.get("smollm2-135m")).initialise())
-    >>> pool = BlockPool(num_blocks=4, block_size=16)
-    >>> runner.bind(pool.shape)
-    >>> request = Request("a", 0, [1, 2, 3], SamplingParams(temperature=0), 0, 1, {})
-    >>> sequence = request.sequences[0]
-    >>> sequence.table = BlockTable(pool)
-    >>> sequence.table.append(3)
-    []
-    >>> len(runner.execute(Plan([Row(sequence, 3, 0, sequence.draws())])).tokens[0])
-    1
+    >>> engine = Engine(runner, num_blocks=4)
+    >>> (answer,) = engine.generate([1, 2, 3], SamplingParams(temperature=0, max_tokens=2))
+    >>> len(answer.outputs[0].token_ids)
+    2
     """
 
     def __init__(
@@ -67,7 +61,7 @@ class TorchRunner:
             known = ", ".join(_NAMES.values())
             raise ValueError(f"dtype must be one of {known}, got {model.dtype}")
         self.model, self.device, self.spec = model, model.device, model.spec
-        self.kv_dtype = _NAMES[model.dtype]
+        self.kv_dtype, self.vocab_size = _NAMES[model.dtype], model.spec.vocab_size
         self.tokenizer, self.eos_token_ids = tokenizer, eos_token_ids
         self.attention = _backend(attention, self.device)
         self._store: KvStore | None = None
