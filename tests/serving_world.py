@@ -205,7 +205,9 @@ class CheckedEngine(Engine):
             assert event.cached_tokens < len(branch.token_ids), "nothing left to compute (I8)"
             self._computed[branch.name] = event.cached_tokens
         elif isinstance(event, Forked):
-            self._computed[event.child] = self._computed[event.parent] if event.table is not None else 0
+            self._computed[event.child] = (
+                self._computed[event.parent] if event.table is not None else 0
+            )
         elif isinstance(event, Planned):
             assert 0 < sum(new for _, new, _, _ in event.rows) <= scheduler.max_num_batched_tokens
             assert len({name for name, *_ in event.rows}) == len(event.rows)
@@ -290,7 +292,7 @@ class CheckedEngine(Engine):
         self._tokens = tokens
 
     def _verify_index(self) -> None:
-        """I7: what can be found is full, written, and the end of its chain; I9: so is its parent."""
+        """I7: what is found is full, written, and the end of its chain; I9: so is its parent."""
         index, size = self.scheduler.pool.index, self.scheduler.pool.block_size
         chains = {}
         for block in index:
@@ -301,7 +303,9 @@ class CheckedEngine(Engine):
             chains[block] = (at, tokens)
             slots = range(block * size, block * size + size)
             assert [self.shadow.store[slot] for slot in slots] == values_of(tokens)[-size:]
-        assert sorted(b for blocks in index.blocks_by_key().values() for b in blocks) == sorted(index)
+        assert sorted(b for blocks in index.blocks_by_key().values() for b in blocks) == sorted(
+            index
+        )
         for root, tokens in chains.values():
             assert len(tokens) == size or (root, tokens[:-size]) in chains.values()
 
@@ -350,3 +354,22 @@ def verify_answer(request: Request) -> None:
         ended = expected[-1] in request.stops
         assert branch.finish_reason == ("stop" if ended else "length")
     assert (request.num_cached_tokens or 0) < request.num_prompt_tokens  # B48
+
+
+def bound(engine: CheckedEngine) -> int:
+    """Steps within which all that an engine holds ends, if nobody steers (I13).
+
+    Let S be the oldest sequence that has something to compute. If it runs, it is the first to get
+    a row, of at least one token, and it never loses its blocks: whoever needs some takes them from
+    the youngest, and S alone fits into the pool. If it waits, none but held sequences run, since
+    pre-emption takes the youngest and admission goes in turn; those give way, and S is admitted.
+    So each step computes at least one token of S that is never computed again. A sequence of
+    length L has L - 1 tokens to compute: its last one is only drawn.
+
+    A beam that was forked while its parent had no blocks waits, though younger ones run; once it is
+    admitted it may take their blocks, and they wait behind all such beams: so each of them may have
+    to be computed twice.
+    """
+    times = 2 if any(r.steered for r in engine.unfinished) else 1
+    sequences = [(r, max(r.params.n, len(r.sequences))) for r in engine.unfinished]
+    return times * sum(count * (request.max_length - 1) for request, count in sequences)
