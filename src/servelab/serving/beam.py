@@ -99,6 +99,6 @@ def beam_search(
 def _compute(engine: Engine, request: Request) -> None:
     """Step until every beam knows the candidates for its next token."""
     while any(sequence.state is not State.HELD for sequence in request.sequences):
+        if request.finished:
+            raise RuntimeError(f"beam search failed: {request.error or 'the request was aborted'}")
         engine.step()
-        if request.error is not None:
-            raise RuntimeError(f"beam search failed: {request.error}")

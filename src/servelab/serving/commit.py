@@ -25,6 +25,9 @@ def check_result(plan: Plan, result: StepResult) -> None:
             given = None if result.logprobs is None else result.logprobs[place]
             if given is None or len(given) != len(row.samples):
                 raise ValueError(f"{row.sequence.name} asked for log-probabilities, got {given}")
+            for token, logprobs in zip(result.tokens[place], given, strict=True):
+                if token not in logprobs:
+                    raise ValueError(f"{row.sequence.name} drew {token}, not among {logprobs}")
 
 
 def commit(
@@ -45,9 +48,9 @@ def commit(
             _note_times(request, cached, bool(samples), clock_seconds, result.seconds)
         if not samples:
             continue
-        tokens, logprobs = result.tokens[place], None
-        if request.logprobs_asked and result.logprobs is not None:
-            logprobs = result.logprobs[place]
+        tokens = result.tokens[place]
+        given = result.logprobs if request.logprobs_asked else None
+        logprobs = None if given is None else given[place]
         if request.steered:
             sequence.state = State.HELD
             sequence.candidates = logprobs[0] if logprobs else None

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
-from numbers import Integral
+from itertools import count
 from types import MappingProxyType
-from typing import cast
 
 from servelab.paging.index import Root
 from servelab.serving.commit import check_result, commit
 from servelab.serving.events import Planned, Stepped, Submitted
 from servelab.serving.limits import Limits, Prompt, fitting_blocks
-from servelab.serving.params import SamplingParams, request_seed
-from servelab.serving.plan import Plan, Runner, RunnerLost, StepResult
+from servelab.serving.params import SamplingParams, check_seed, request_seed
+from servelab.serving.plan import Plan, Runner, RunnerLost
 from servelab.serving.request import Accepted, FinishReason, Request, RequestOutput, Sequence, State
 from servelab.serving.scheduler import Counters, Scheduler, Sink, table_of
 from servelab.units import check_count, check_flag, check_positive
@@ -42,7 +41,8 @@ class Engine:
     ``gpu_memory_utilization`` share of the device's memory to use, then; ``max_num_batched_tokens``
     and ``max_num_seqs`` of one step; ``enable_prefix_caching``; ``num_swap_blocks`` on the CPU for
     pre-empted sequences (0: they are computed again); ``seed`` of the requests that bring none;
-    ``sink`` receives every event of engine and pool.
+    ``sink`` receives every event of engine and pool. Sink and runner may call ``add`` and
+    ``abort`` in the middle of a step; such an abort happens when the step is over.
     Raises: ``TypeError``, ``ValueError``; ``MemoryError`` for a pool that does not fit.
     """
 
@@ -66,7 +66,7 @@ class Engine:
             num_blocks = fitting_blocks(runner, block_size, gpu_memory_utilization)
         self.runner = runner
         self.sink = sink
-        self.seed = check_count("seed", seed, minimum=-(2**63))
+        self.seed = check_seed(seed)
         self.scheduler = Scheduler(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -82,6 +82,8 @@ class Engine:
         self.clock_seconds = 0.0
         self._requests: dict[str, Request] = {}  # unfinished
         self._num_arrivals = 0
+        self._in_step = False
+        self._aborts: list[Request] = []  # asked for in the middle of a step
         self._closed: str | None = None
 
     # --- what it holds --------------------------------------------------------------------------
@@ -125,7 +127,10 @@ class Engine:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        self._end(request, "abort")
+        if self._in_step:
+            self._aborts.append(request)
+        else:
+            self._end(request, "abort")
         return True
 
     def generate(
@@ -139,23 +144,15 @@ class Engine:
         one each. A request that failed has the finish reason "error"; the others are not affected.
         Raises: as ``add``, before any of them is accepted.
         """
-        if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
-            prompts = [cast(Prompt, prompts)]
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
-        if len(params) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts need as many params, got {len(params)}")
-        pairs = zip(cast(SequenceOf[Prompt], prompts), params, strict=True)
         self._check_open()
-        accepted = [self.limits.accept(*pair) for pair in pairs]
-        requests = [self._submit(each) for each in accepted]
+        requests = [self._submit(each) for each in self.limits.accept_all(prompts, params)]
         try:
             for request in requests:
                 while not request.finished:
                     self.step()
         finally:  # an interrupted caller leaves nothing behind
             for request in requests:
-                self.abort(request.id)
+                self._end(request, "abort")
         return [self.output(request) for request in requests]
 
     def stream(
@@ -166,11 +163,14 @@ class Engine:
         Several streams of one engine may be read in turns. One that is closed early is aborted.
         Raises: as ``add``, at once.
         """
-        return self._stream(self.add(prompt, params))
+        answers = self._stream(self.add(prompt, params))
+        next(answers)  # into its ``try``: closed before it is read, it must abort the request too
+        return answers
 
     def _stream(self, request: Request) -> Iterator[RequestOutput]:
         seen = 0
         try:
+            yield self.output(request)
             while not request.finished:
                 if request.num_generated > seen:
                     seen = request.num_generated
@@ -179,7 +179,7 @@ class Engine:
                     self.step()
             yield self.output(request)
         finally:
-            self.abort(request.id)
+            self._end(request, "abort")
 
     def output(self, request: Request) -> RequestOutput:
         """Return what there is of an answer."""
@@ -193,14 +193,25 @@ class Engine:
 
         Where the runner raises, the requests of the step finish as "error", with the message, and
         release what they held; all others go on.
-        Raises: ``EngineClosed`` once the runner is lost.
+        Raises: ``EngineClosed`` once the runner is lost; ``RuntimeError`` in the middle of a step.
         """
         self._check_open()
+        if self._in_step:
+            raise RuntimeError("step() was called in the middle of a step, by a sink or a runner")
+        self._in_step = True
+        try:
+            return self._step()
+        finally:
+            self._in_step = False
+            while self._aborts:
+                self._end(self._aborts.pop(), "abort")
+
+    def _step(self) -> list[RequestOutput]:
         plan = self.scheduler.schedule()
         if not plan.rows:
             return []
         if self.sink is not None:
-            self.sink(_planned(self.counters.steps, plan, len(self.scheduler.waiting)))
+            self.sink(Planned.of(self.counters.steps, plan, len(self.scheduler.waiting)))
         try:
             result = self.runner.execute(plan)
             check_result(plan, result)
@@ -211,7 +222,7 @@ class Engine:
             return failed
         self.clock_seconds += result.seconds
         if self.sink is not None:
-            self.sink(_stepped(self.counters.steps, plan, result))
+            self.sink(Stepped.of(self.counters.steps, plan, result))
         completed = commit(self.scheduler, plan, result, self.clock_seconds)
         for request in completed:
             del self._requests[request.id]
@@ -240,18 +251,24 @@ class Engine:
         """Return a new sibling of a held sequence that continues it with ``token``.
 
         Both share all that is computed; nothing is copied before one of them writes.
-        Raises: ``ValueError`` for a sequence that is not held.
+        Raises: ``ValueError`` for a sequence that is not held, or that has no room for ``token``
+        and one more: its last token needs no sequence, since nothing is computed behind it.
         """
         if parent.state is not State.HELD:
             raise ValueError(f"only a held sequence is continued by its driver, got {parent!r}")
+        if len(parent.token_ids) + 1 >= parent.request.max_length:
+            raise ValueError(f"{parent!r} may become {parent.request.max_length} tokens long")
         child = self.scheduler.fork(parent, [*parent.token_ids, token])
         child.cumulative_logprob = parent.cumulative_logprob + logprob
         return child
 
     def drop(self, sequence: Sequence) -> None:
         """End one sequence of a steered request, and forget it."""
+        request = sequence.request
         self.scheduler.finish(sequence, "abort")
-        sequence.request.sequences.remove(sequence)
+        request.sequences.remove(sequence)
+        if not request.sequences:
+            del self._requests[request.id]
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix: the weights have changed."""
@@ -273,9 +290,10 @@ class Engine:
             scheduler.swap_pool.check(swapped)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
-        for sequence in request.sequences:
-            self.scheduler.finish(sequence, reason)
-        self._requests.pop(request.id, None)
+        if not request.finished:  # else its id may be another's by now
+            for sequence in request.sequences:
+                self.scheduler.finish(sequence, reason)
+            del self._requests[request.id]
 
     def _check_open(self) -> None:
         if self._closed is not None:
@@ -290,7 +308,8 @@ class Engine:
         arrival_seconds: float | None = None,
     ) -> Request:
         arrival, params = self._num_arrivals, accepted.params
-        request_id = str(arrival) if request_id is None else request_id
+        if request_id is None:
+            request_id = next(str(i) for i in count(arrival) if str(i) not in self._requests)
         if request_id in self._requests:
             raise ValueError(f"request id {request_id!r} is taken by an unfinished request")
         Root.of(0, namespace)  # raises for what is no namespace
@@ -300,41 +319,13 @@ class Engine:
             accepted=accepted,
             seed=request_seed(self.seed, arrival) if params.seed is None else params.seed,
             stops=() if params.ignore_eos else self.runner.eos_token_ids,
-            namespace=namespace,
+            namespace=dict(namespace),
             steered=steered,
             arrival_seconds=self.clock_seconds if arrival_seconds is None else arrival_seconds,
         )
         self._num_arrivals += 1
         self._requests[request_id] = request
-        (sequence,) = request.sequences
-        self.scheduler.add(sequence)
+        self.scheduler.add(request.sequences[0])
         if self.sink is not None:
-            self.sink(
-                Submitted(
-                    request=request_id,
-                    sequence=sequence.name,
-                    prompt_tokens=request.prompt_token_ids,
-                    max_tokens=request.max_tokens,
-                    n=params.n,
-                    seconds=request.times.arrival,
-                )
-            )
+            self.sink(Submitted.of(request))
         return request
-
-
-def _planned(step: int, plan: Plan, waiting: int) -> Planned:
-    return Planned(
-        step=step,
-        rows=tuple((row.sequence.name, *row[1:3], len(row.samples)) for row in plan.rows),
-        copies=tuple(plan.copies),
-        swap_in=tuple(plan.swap_in),
-        swap_out=tuple(plan.swap_out),
-        waiting=waiting,
-    )
-
-
-def _stepped(step: int, plan: Plan, result: StepResult) -> Stepped:
-    names = [row.sequence.name for row in plan.rows]
-    pairs = zip(names, result.tokens, strict=True)
-    drawn = tuple((name, token) for name, tokens in pairs for token in tokens)
-    return Stepped(step=step, seconds=result.seconds, tokens=drawn)

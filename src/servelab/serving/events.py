@@ -3,7 +3,8 @@
 Models: one event per decision: a sequence is admitted, forked, pre-empted, finished; a step is
 planned and done. With the pool's events between them they tell a whole run, in order.
 
-Assumes: the sink takes every event and raises nothing. Without a sink no event is built.
+Assumes: the sink takes every event and raises nothing; of the engine it may call ``add`` and
+``abort``. Without a sink no event is built.
 
 Ignores: the clock of the machine: ``seconds`` are the runner's.
 """
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from servelab.paging import Copy, Event
+from servelab.serving.plan import Plan, StepResult
+from servelab.serving.request import Request
 
 Mode = Literal["recompute", "swap"]
 
@@ -28,6 +31,18 @@ class Submitted:
     max_tokens: int
     n: int
     seconds: float
+
+    @classmethod
+    def of(cls, request: Request) -> Submitted:
+        """Return the event of a request that the engine has just accepted."""
+        return cls(
+            request=request.id,
+            sequence=request.sequences[0].name,
+            prompt_tokens=request.prompt_token_ids,
+            max_tokens=request.max_tokens,
+            n=request.params.n,
+            seconds=request.times.arrival,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +92,18 @@ class Planned:
     swap_out: tuple[Copy, ...]
     waiting: int
 
+    @classmethod
+    def of(cls, step: int, plan: Plan, waiting: int) -> Planned:
+        """Return the event of a plan; ``waiting`` sequences take no part in it."""
+        return cls(
+            step=step,
+            rows=tuple((row.sequence.name, *row[1:3], len(row.samples)) for row in plan.rows),
+            copies=tuple(plan.copies),
+            swap_in=tuple(plan.swap_in),
+            swap_out=tuple(plan.swap_out),
+            waiting=waiting,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stepped:
@@ -86,6 +113,13 @@ class Stepped:
     seconds: float
     tokens: tuple[tuple[str, int], ...]
     error: str | None = None
+
+    @classmethod
+    def of(cls, step: int, plan: Plan, result: StepResult) -> Stepped:
+        """Return the event of a step that has been carried out."""
+        pairs = zip(plan.rows, result.tokens, strict=True)
+        drawn = tuple((row.sequence.name, token) for row, tokens in pairs for token in tokens)
+        return cls(step=step, seconds=result.seconds, tokens=drawn)
 
 
 @dataclass(frozen=True, kw_only=True)

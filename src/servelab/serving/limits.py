@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from operator import index as whole
+from typing import cast
 
 from servelab.paging import PoolShape
 from servelab.serving.params import SamplingParams
@@ -54,6 +56,25 @@ class Limits:
         text = prompt if isinstance(prompt, str) else None
         token_ids = self._token_ids(prompt)
         return Accepted(text, token_ids, params, self._room(len(token_ids), params.max_tokens))
+
+    def accept_all(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[Accepted]:
+        """Return a request for each prompt, or for the one that ``prompts`` is.
+
+        Parameters: ``params`` one for all (None: the defaults) or one each.
+        Raises: as ``accept``; ``ValueError`` for more or fewer params than prompts.
+        """
+        if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
+            prompts = [cast(Prompt, prompts)]
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts need as many params, got {len(params)}")
+        pairs = zip(cast(Sequence[Prompt], prompts), params, strict=True)
+        return [self.accept(*pair) for pair in pairs]
 
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):

@@ -57,11 +57,8 @@ class SamplingParams:
         check_count("top_k", self.top_k, minimum=0)
         if not 0 < check_number("top_p", self.top_p) <= 1:
             raise ValueError(f"top_p must be greater than 0 and at most 1, got {self.top_p}")
-        if (
-            self.seed is not None
-            and not -(2**63) <= check_count("seed", self.seed, -(2**63)) < 2**63
-        ):
-            raise ValueError(f"seed must fit into 64 bits, got {self.seed}")
+        if self.seed is not None:
+            check_seed(self.seed)
         if self.max_tokens is not None:
             check_count("max_tokens", self.max_tokens)
         stops = tuple(check_count("stop_token_ids", token, 0) for token in self.stop_token_ids)
@@ -76,6 +73,21 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Return whether the most likely token is always taken."""
         return self.temperature == 0
+
+
+def check_seed(seed: int) -> int:
+    """Return ``seed`` if it is a whole number of 64 bits, with a sign.
+
+    Raises: ``TypeError``, ``ValueError``.
+
+    >>> check_seed(2**63)
+    Traceback (most recent call last):
+    ...
+    ValueError: seed must fit into 64 bits, got 9223372036854775808
+    """
+    if check_count("seed", seed, minimum=-(2**63)) >= 2**63:
+        raise ValueError(f"seed must fit into 64 bits, got {seed}")
+    return seed
 
 
 def uniform(seed: int, child: int, position: int) -> float:

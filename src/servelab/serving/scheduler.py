@@ -109,8 +109,8 @@ class Scheduler:
         # and a block of the CPU's pool is not read and written in the same step.
         if len(self.waiting) == waiting:
             budget = self._admit(plan, budget)
-        while self.waiting and self.running and not plan.rows:
-            self._drop_youngest_held()
+        while self.waiting and self.running and not plan.rows:  # all that have blocks are held
+            self._preempt(plan)
             budget = self._admit(plan, budget)
         counters = self.counters
         counters.steps += bool(plan.rows)
@@ -122,19 +122,19 @@ class Scheduler:
 
     def _continue_running(self, plan: Plan) -> int:
         """Plan a row for each that runs, oldest first; return what is left of the budget."""
-        budget, rows, place = self.max_num_batched_tokens, plan.rows, 0
-        while budget and place < len(self.running):
-            sequence = self.running[place]
+        budget, rows = self.max_num_batched_tokens, plan.rows
+        for sequence in tuple(self.running):  # pre-emption takes from the list
+            if not budget or len(rows) == self.max_num_seqs:
+                break
+            if sequence.state is not State.RUNNING:
+                continue
             cached = sequence.num_computed_tokens
             pending = len(sequence.token_ids) - cached
             new = pending if pending < budget else budget
-            if new:  # a held sequence has nothing to compute
-                if not self._grow(sequence, new, plan):
-                    break  # it was the youngest itself, so nobody is behind it
-                draws = sequence.draws() if new == pending else ()
-                rows.append(Row(sequence, new, cached, draws))
-                budget -= new
-            place += 1
+            if not self._grow(sequence, new, plan):
+                break  # it was the youngest itself, so nobody is behind it
+            rows.append(Row(sequence, new, cached, sequence.draws() if new == pending else ()))
+            budget -= new
         return budget
 
     def _grow(self, sequence: Sequence, new: int, plan: Plan) -> bool:
@@ -143,7 +143,7 @@ class Scheduler:
             try:
                 copies = table_of(sequence).append(new)
             except OutOfBlocks:
-                if self._preempt_youngest(plan) is sequence:
+                if self._preempt(plan) is sequence:
                     return False
             else:
                 if copies:
@@ -155,33 +155,26 @@ class Scheduler:
         if not self.waiting:
             return budget
         seats = self.max_num_seqs - sum(sequence.seats for sequence in self.running)
+        promised = self._promised_blocks()  # one that is admitted in part leaves no budget
         while budget and self.waiting and self.waiting[0].seats <= seats:
-            sequence = self.waiting[0]
+            sequence, room = self.waiting[0], self.pool.num_free - promised
             # Asked again only when the room has changed: a lookup in the prefix cache is dear.
-            room = self.pool.num_free - self._promised_blocks()
             if self._refused == (sequence, room):
                 break
-            state = sequence.state
-            swapped = state is State.SWAPPED
-            new = (self._swap_in if swapped else self._start)(sequence, budget, room, plan)
+            back_from = _BACK_FROM.get(sequence.state)
+            start = self._start if back_from != "swap" else self._swap_in
+            new = start(sequence, budget, room, plan)
             if not new:
                 self._refused = (sequence, room)
                 break
-            self.running.append(self.waiting.popleft())
+            insort(self.running, self.waiting.popleft(), key=_rank)
             sequence.state = State.RUNNING
-            cached = sequence.num_computed_tokens
+            cached, table = sequence.num_computed_tokens, table_of(sequence).id
             draws = sequence.draws() if cached + new == len(sequence.token_ids) else ()
             plan.rows.append(Row(sequence, new, cached, draws))
             budget -= new
             seats -= sequence.seats
-            if self.sink is not None:
-                back = _BACK_FROM.get(state)
-                table = table_of(sequence).id
-                self.sink(
-                    Admitted(
-                        sequence=sequence.name, table=table, cached_tokens=cached, back_from=back
-                    )
-                )
+            self._emit(Admitted, sequence, table=table, cached_tokens=cached, back_from=back_from)
         return budget
 
     def _promised_blocks(self) -> int:
@@ -223,49 +216,39 @@ class Scheduler:
 
     # --- pre-emption ----------------------------------------------------------------------------
 
-    def _preempt_youngest(self, plan: Plan) -> Sequence:
-        victim = self.running[-1]
-        if victim.state is State.HELD:
-            self._drop_youngest_held()
-            return victim
-        self.running.pop()
+    def _preempt(self, plan: Plan) -> Sequence:
+        """Take the blocks of the youngest that is held, if there is one, else of the youngest.
+
+        Nothing that could run may wait for one that does not: a sequence that waits for its driver
+        gives its blocks up first. It stays held; what continues it is computed anew.
+        """
+        held = [sequence for sequence in self.running if sequence.state is State.HELD]
+        victim = held[-1] if held else self.running[-1]
+        self.running.remove(victim)
         victim.request.num_preemptions += 1
         table, lost = table_of(victim), victim.num_computed_tokens
         mode: Mode = "recompute"
-        if self.swap_pool is not None and lost and len(table.blocks) <= self.swap_pool.num_free:
+        if held:
+            self.recompute(victim, State.HELD)
+        elif self.swap_pool is None or not lost or len(table.blocks) > self.swap_pool.num_free:
+            self.recompute(victim)
+        else:
             (victim.table,), copies = move([table], self.swap_pool)
             plan.swap_out += copies
             self.swapped_out.append(victim)
             victim.state, mode, lost = State.SWAPPED, "swap", 0
-            self.counters.preemptions_by_swap += 1
-        else:
-            self.recompute(victim)
-            self.counters.preemptions_by_recompute += 1
-        self._queue(victim)
-        self._emit(Preempted(sequence=victim.name, mode=mode, lost_tokens=lost))
+        if not held:
+            self._queue(victim)
+        self.counters.preemptions_by_swap += mode == "swap"
+        self.counters.preemptions_by_recompute += mode == "recompute"
+        self._emit(Preempted, victim, mode=mode, lost_tokens=lost)
         return victim
 
-    def recompute(self, sequence: Sequence) -> None:
+    def recompute(self, sequence: Sequence, state: State = State.PREEMPTED) -> None:
         """Take a sequence's blocks away, here or on the CPU; its tokens stay."""
         table_of(sequence).free()
         sequence.table, sequence.num_computed_tokens = None, 0
-        sequence.state = State.PREEMPTED
-
-    def _drop_youngest_held(self) -> None:
-        """Take the blocks of a sequence that waits for its driver; its siblings are computed anew.
-
-        Nothing that could run may wait for one that does not.
-        """
-        sequence = self.running.pop()
-        self._emit(
-            Preempted(
-                sequence=sequence.name,
-                mode="recompute",
-                lost_tokens=sequence.num_computed_tokens,
-            )
-        )
-        self.recompute(sequence)
-        sequence.state = State.HELD
+        sequence.state = state
 
     # --- arrival, branching, end ----------------------------------------------------------------
 
@@ -286,32 +269,32 @@ class Scheduler:
             child.num_computed_tokens = parent.num_computed_tokens
             child.state = State.RUNNING
             insort(self.running, child, key=_rank)
-        table = None if child.table is None else child.table.id
-        self._emit(Forked(parent=parent.name, child=child.name, table=table))
+        if self.sink is not None:
+            table = None if child.table is None else child.table.id
+            self.sink(Forked(parent=parent.name, child=child.name, table=table))
         return child
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence, whatever its state, and release its blocks."""
         if sequence.state is State.FINISHED:
             return
-        if sequence.state in (State.RUNNING, State.HELD):
-            if sequence.table is not None:
-                self.running.remove(sequence)
-        else:
+        if sequence.state not in (State.RUNNING, State.HELD):
             self.waiting.remove(sequence)
+        elif sequence.table is not None:
+            self.running.remove(sequence)
         if sequence.table is not None:
             sequence.table.free()
             sequence.table = None
         sequence.state, sequence.finish_reason = State.FINISHED, reason
-        self._emit(Finished(sequence=sequence.name, reason=reason))
+        self._emit(Finished, sequence, reason=reason)
 
     def _queue(self, sequence: Sequence) -> None:
         place = bisect_left(self.waiting, sequence.rank, key=_rank)
         self.waiting.insert(place, sequence)
 
-    def _emit(self, event: EngineEvent) -> None:
+    def _emit(self, kind: Callable[..., EngineEvent], sequence: Sequence, **facts: object) -> None:
         if self.sink is not None:
-            self.sink(event)
+            self.sink(kind(sequence=sequence.name, **facts))
 
 
 _rank = attrgetter("rank")

@@ -1,0 +1,3 @@
+from tests.paging_mutants import Mutant
+
+MUTANTS: tuple[Mutant, ...] = ()
