@@ -78,6 +78,7 @@ class ShadowRunner:
         self.spec, self.kv_dtype, self.vocab_size = SPEC, "bf16", SPEC.vocab_size
         self.tokenizer = None
         self.eos_token_ids = frozenset({EOS})
+        self.reports_logprobs = True
         self.fault = fault
         self.plans: list[list[tuple[int, int]]] = []
         self.on_plan: Callable[[Plan], None] | None = None

@@ -12,6 +12,7 @@ from servelab.serving.request import (
     State,
     Times,
 )
+from servelab.serving.roofline_runner import RooflineRunner
 from servelab.serving.scheduler import Counters
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Plan",
     "Request",
     "RequestOutput",
+    "RooflineRunner",
     "Row",
     "Runner",
     "RunnerLost",

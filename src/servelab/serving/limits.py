@@ -51,6 +51,11 @@ class Limits:
             raise TypeError(f"params must be SamplingParams, got {params!r}")
         if params.n > self.max_num_seqs:
             raise ValueError(f"n is {params.n}, a step holds max_num_seqs = {self.max_num_seqs}")
+        if params.logprobs is not None and not self.runner.reports_logprobs:
+            raise ValueError(
+                f"logprobs is {params.logprobs}, but {type(self.runner).__name__} has no logits: "
+                "neither log-probabilities nor beam search"
+            )
         text = prompt if isinstance(prompt, str) else None
         token_ids = self._token_ids(prompt)
         return Accepted(text, token_ids, params, self._room(len(token_ids), params.max_tokens))
