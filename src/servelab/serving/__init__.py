@@ -14,8 +14,12 @@ from servelab.serving.request import (
 )
 from servelab.serving.roofline_runner import RooflineRunner
 from servelab.serving.scheduler import Counters
+from servelab.serving.simulate import Served, Simulation, percentile, simulate
+from servelab.serving.traces import Arrival, BadTrace, Trace, poisson, read_trace
 
 __all__ = [
+    "Arrival",
+    "BadTrace",
     "CompletionOutput",
     "Counters",
     "Engine",
@@ -29,10 +33,17 @@ __all__ = [
     "RunnerLost",
     "SamplingParams",
     "Sequence",
+    "Served",
+    "Simulation",
     "State",
     "StepResult",
     "Times",
     "Tokenizer",
+    "Trace",
     "beam_search",
+    "percentile",
+    "poisson",
+    "read_trace",
+    "simulate",
     "uniform",
 ]

@@ -58,7 +58,7 @@ class Limits:
             )
         text = prompt if isinstance(prompt, str) else None
         token_ids = self._token_ids(prompt)
-        return Accepted(text, token_ids, params, self._room(len(token_ids), params.max_tokens))
+        return Accepted(text, token_ids, params, self.room(len(token_ids), params.max_tokens))
 
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -74,7 +74,11 @@ class Limits:
                 raise ValueError(f"token id {token} is not in the vocabulary, 0 to {largest}")
         return token_ids
 
-    def _room(self, prompt_tokens: int, max_tokens: int | None) -> int:
+    def room(self, prompt_tokens: int, max_tokens: int | None) -> int:
+        """Return how many tokens a prompt of that length gets, at most those it asks for.
+
+        Raises: ``ValueError`` where it cannot be served.
+        """
         context, shape = self.runner.spec.max_context_tokens, self.shape
         if context is not None and prompt_tokens >= context:
             raise ValueError(
