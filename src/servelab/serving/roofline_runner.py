@@ -19,7 +19,7 @@ from servelab.hardware import Accelerator
 from servelab.models import ModelSpec
 from servelab.paging import PoolShape
 from servelab.roofline import Pricer
-from servelab.serving.plan import Plan, StepResult
+from servelab.serving.plan import Plan, StepResult, Tokenizer
 from servelab.units import check_count, check_number, check_positive
 
 #: 16 lanes of 16 GT/s, 128 of 130 bits payload: PCIe 4.0 in one direction, before packet headers.
@@ -71,7 +71,7 @@ class RooflineRunner:
             "host_link_bytes_per_second", host_link_bytes_per_second
         )
         self.vocab_size = 2**62
-        self.tokenizer = None
+        self.tokenizer: Tokenizer | None = None
         self.eos_token_ids: frozenset[int] = frozenset()
         self.reports_logprobs = False
         self._next_token = _FIRST_OWN_TOKEN
