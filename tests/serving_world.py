@@ -99,6 +99,7 @@ class ShadowRunner:
         self.spec, self.kv_dtype, self.vocab_size = SPEC, "bf16", SPEC.vocab_size
         self.tokenizer = None
         self.eos_token_ids = frozenset({EOS})
+        self.reports_logprobs = True
         self.fault, self.forge = fault, forge
         self.plans: list[list[tuple[int, int]]] = []
 

@@ -63,6 +63,7 @@ class TorchRunner:
         self.model, self.device, self.spec = model, model.device, model.spec
         self.kv_dtype, self.vocab_size = _NAMES[model.dtype], model.spec.vocab_size
         self.tokenizer, self.eos_token_ids = tokenizer, eos_token_ids
+        self.reports_logprobs = True
         self.attention = _backend(attention, self.device)
         self._store: KvStore | None = None
         self._tables = DeviceTables(1, self.device)

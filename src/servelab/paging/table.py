@@ -97,7 +97,8 @@ class BlockTable:
         has changed.
         """
         length, used = self.num_tokens + num_tokens, self.num_tokens % self.pool.block_size
-        if num_tokens == 1 and hit is None and used and not self._must_copy():
+        one = num_tokens == 1 and hit is None
+        if one and used and not self.pool.is_read_elsewhere(self._blocks[-1]):
             # Nearly always: the last block has room, and no other reader.
             self._set_length(length)
             return []

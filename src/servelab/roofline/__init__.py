@@ -17,6 +17,7 @@ from servelab.roofline.operators import (
     recurrence,
 )
 from servelab.roofline.phases import Precision, RequestTime, Time, request_time, step_time
+from servelab.roofline.pricer import Price, Pricer
 from servelab.roofline.step import generation_steps, step_cost
 
 __all__ = [
@@ -26,6 +27,8 @@ __all__ = [
     "Measurement",
     "Operator",
     "Precision",
+    "Price",
+    "Pricer",
     "RequestTime",
     "Step",
     "Time",

@@ -204,32 +204,54 @@ def attention(
     step = checked_step(step)
     check_flag("fused", fused)
     queries = sum(new for new, _ in step)
-    in_elements = queries * spec.num_q_heads * spec.head_dim
-    out_elements = queries * spec.num_q_heads * spec.value_dim
-    keys = [_keys(new, cached, spec) for new, cached in step]
-    read = size_bytes(in_elements, activation_dtype) + size_bytes(
-        sum(keys) * spec.kv_width, kv_dtype
-    )
-    written = size_bytes(out_elements, activation_dtype)
+    keys = [visible_keys(new, cached, spec) for new, cached in step]
     if fused:
-        pairs = sum(_pairs(new, cached, spec) for new, cached in step)
-    else:  # the whole rectangle
-        pairs = sum(new * seen for (new, _), seen in zip(step, keys, strict=True))
-        scores = size_bytes(spec.num_q_heads * pairs, activation_dtype)
-        read, written = read + 2 * scores, written + 2 * scores
-    return Cost(spec.flop_per_pair * pairs, read, written)
+        pairs = sum(visible_pairs(new, cached, spec) for new, cached in step)
+        return attention_cost(spec, queries, pairs, sum(keys), kv_dtype, activation_dtype)
+    # the whole rectangle of scores goes out and back twice
+    pairs = sum(new * seen for (new, _), seen in zip(step, keys, strict=True))
+    scores = 2 * size_bytes(spec.num_q_heads * pairs, activation_dtype)
+    whole = attention_cost(spec, queries, pairs, sum(keys), kv_dtype, activation_dtype)
+    return Cost(whole.flop, whole.read_bytes + scores, whole.written_bytes + scores)
 
 
-def _pairs(new: int, cached: int, spec: Attention | LatentAttention) -> int:
-    """Return the pairs of one sequence within window, chunk and the most keys of a query."""
+def attention_cost(
+    spec: Attention,
+    queries: int,
+    pairs: int,
+    keys: int,
+    kv_dtype: str = "bf16",
+    activation_dtype: str = "bf16",
+) -> Cost:
+    """Return the cost of fused attention by its sums: new tokens, (query, key) pairs, keys read.
+
+    >>> spec = Attention(32, 8, 128)
+    >>> attention_cost(spec, 2, 30, 30) == attention(spec, [(1, 9), (1, 19)])
+    True
+    """
+    out = size_bytes(queries * spec.num_q_heads * spec.value_dim, activation_dtype)
+    read = size_bytes(queries * spec.num_q_heads * spec.head_dim, activation_dtype)
+    return Cost(spec.flop_per_pair * pairs, read + size_bytes(keys * spec.kv_width, kv_dtype), out)
+
+
+def visible_pairs(new: int, cached: int, spec: Attention | LatentAttention) -> int:
+    """Return the pairs of one sequence within window, chunk and the most keys of a query.
+
+    >>> visible_pairs(4, 2, Attention(32, 8, 128, window=3))
+    12
+    """
     return min(
         causal_pairs(new, cached, spec.window, spec.chunked),
         causal_pairs(new, cached, spec.top_tokens),  # the newest or the best: as many pairs
     )
 
 
-def _keys(new: int, cached: int, spec: Attention | LatentAttention) -> int:
-    """Return the keys that one sequence reads."""
+def visible_keys(new: int, cached: int, spec: Attention | LatentAttention) -> int:
+    """Return the keys that one sequence reads.
+
+    >>> visible_keys(4, 2, Attention(32, 8, 128, window=3))
+    6
+    """
     seen = keys_read(new, cached, spec.window, spec.chunked)
     return seen if spec.top_tokens is None else min(seen, new * spec.top_tokens)
 
@@ -258,13 +280,38 @@ def latent_attention(
     """
     flop = keys = queries = 0
     for new, cached in checked_step(step):
-        pairs = _pairs(new, cached, spec)
-        seen = _keys(new, cached, spec)
-        expanded = (
-            pairs * spec.expanded_flop_per_pair + max(seen - new, 0) * spec.expansion_flop_per_token
-        )
-        flop += min(pairs * spec.absorbed_flop_per_pair, expanded)
+        pairs, seen = visible_pairs(new, cached, spec), visible_keys(new, cached, spec)
+        flop += latent_flop(spec, new, pairs, seen)
         keys, queries = keys + seen, queries + new
+    return latent_cost(spec, flop, queries, keys, kv_dtype, activation_dtype)
+
+
+def latent_flop(spec: LatentAttention, new: int, pairs: int, keys: int) -> int:
+    """Return the FLOP of one sequence's latent attention, absorbed or expanded: the fewer.
+
+    >>> deepseek = LatentAttention(128, 512, 128, 64, 128, q_lora_rank=1536)
+    >>> latent_flop(deepseek, 1, 4096, 4096) == 4096 * deepseek.absorbed_flop_per_pair
+    True
+    """
+    expanded = pairs * spec.expanded_flop_per_pair
+    expanded += max(keys - new, 0) * spec.expansion_flop_per_token
+    return min(pairs * spec.absorbed_flop_per_pair, expanded)
+
+
+def latent_cost(
+    spec: LatentAttention,
+    flop: int,
+    queries: int,
+    keys: int,
+    kv_dtype: str = "bf16",
+    activation_dtype: str = "bf16",
+) -> Cost:
+    """Return the cost of latent attention by its sums: FLOP, new tokens, keys read.
+
+    >>> deepseek = LatentAttention(128, 512, 128, 64, 128, q_lora_rank=1536)
+    >>> latent_cost(deepseek, 0, 1, 4096).read_bytes == 2 * (4096 * 576 + 128 * 192)
+    True
+    """
     head = spec.qk_nope_head_dim + spec.qk_rope_head_dim
     read = size_bytes(queries * spec.num_q_heads * head, activation_dtype)
     written = size_bytes(queries * spec.num_q_heads * spec.v_head_dim, activation_dtype)
@@ -286,13 +333,27 @@ def index(
     """
     step = checked_step(step)
     pairs = sum(causal_pairs(new, cached) for new, cached in step)
-    queries = sum(new for new, _ in step) * spec.num_heads * spec.head_dim
+    queries = sum(new for new, _ in step)
     keys = sum(new + cached for new, cached in step)
-    return Cost(
-        spec.flop_per_pair * pairs,
-        size_bytes(queries, activation_dtype) + size_bytes(keys * spec.head_dim, kv_dtype),
-        0,
-    )
+    return index_cost(spec, queries, pairs, keys, kv_dtype, activation_dtype)
+
+
+def index_cost(
+    spec: Indexer,
+    queries: int,
+    pairs: int,
+    keys: int,
+    kv_dtype: str = "bf16",
+    activation_dtype: str = "bf16",
+) -> Cost:
+    """Return the cost of an indexer by its sums: new tokens, (query, key) pairs, keys read.
+
+    >>> spec = Indexer(64, 128, ())
+    >>> index_cost(spec, 2, 30, 30) == index(spec, [(1, 9), (1, 19)])
+    True
+    """
+    read = size_bytes(queries * spec.num_heads * spec.head_dim, activation_dtype)
+    return Cost(spec.flop_per_pair * pairs, read + size_bytes(keys * spec.head_dim, kv_dtype), 0)
 
 
 def recurrence(state: RecurrentState, step: Step) -> Cost:
@@ -309,8 +370,17 @@ def recurrence(state: RecurrentState, step: Step) -> Cost:
     True
     """
     step = checked_step(step)
-    tokens = sum(new for new, _ in step)
-    moved = len(step) * state.state_bytes
+    return recurrence_cost(state, sum(new for new, _ in step), len(step))
+
+
+def recurrence_cost(state: RecurrentState, tokens: int, sequences: int) -> Cost:
+    """Return the cost of recurrent state by its sums: new tokens, and sequences that have any.
+
+    >>> state = RecurrentState("mamba", (), 8192, 4, 8192 * 16)
+    >>> recurrence_cost(state, 7, 2) == recurrence(state, [(3, 0), (4, 9)])
+    True
+    """
+    moved = sequences * state.state_bytes
     return Cost(tokens * state.flop_per_token, moved, moved)
 
 

@@ -12,9 +12,14 @@ from servelab.serving.request import (
     State,
     Times,
 )
+from servelab.serving.roofline_runner import RooflineRunner
 from servelab.serving.scheduler import Counters
+from servelab.serving.simulate import Served, Simulation, percentile, simulate
+from servelab.serving.traces import Arrival, BadTrace, Trace, poisson, read_trace
 
 __all__ = [
+    "Arrival",
+    "BadTrace",
     "CompletionOutput",
     "Counters",
     "Engine",
@@ -22,15 +27,23 @@ __all__ = [
     "Plan",
     "Request",
     "RequestOutput",
+    "RooflineRunner",
     "Row",
     "Runner",
     "RunnerLost",
     "SamplingParams",
     "Sequence",
+    "Served",
+    "Simulation",
     "State",
     "StepResult",
     "Times",
     "Tokenizer",
+    "Trace",
     "beam_search",
+    "percentile",
+    "poisson",
+    "read_trace",
+    "simulate",
     "uniform",
 ]

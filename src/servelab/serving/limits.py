@@ -53,9 +53,14 @@ class Limits:
             raise TypeError(f"params must be SamplingParams, got {params!r}")
         if params.n > self.max_num_seqs:
             raise ValueError(f"n is {params.n}, a step holds max_num_seqs = {self.max_num_seqs}")
+        if params.logprobs is not None and not self.runner.reports_logprobs:
+            raise ValueError(
+                f"logprobs is {params.logprobs}, but {type(self.runner).__name__} has no logits: "
+                "neither log-probabilities nor beam search"
+            )
         text = prompt if isinstance(prompt, str) else None
         token_ids = self._token_ids(prompt)
-        return Accepted(text, token_ids, params, self._room(len(token_ids), params.max_tokens))
+        return Accepted(text, token_ids, params, self.room(len(token_ids), params.max_tokens))
 
     def accept_all(
         self,
@@ -90,7 +95,11 @@ class Limits:
                 raise ValueError(f"token id {token} is not in the vocabulary, 0 to {largest}")
         return token_ids
 
-    def _room(self, prompt_tokens: int, max_tokens: int | None) -> int:
+    def room(self, prompt_tokens: int, max_tokens: int | None) -> int:
+        """Return how many tokens a prompt of that length gets, at most those it asks for.
+
+        Raises: ``ValueError`` where it cannot be served.
+        """
         context, shape = self.runner.spec.max_context_tokens, self.shape
         if context is not None and prompt_tokens >= context:
             raise ValueError(

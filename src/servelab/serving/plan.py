@@ -88,7 +88,7 @@ class Runner(Protocol):
 
     Attributes: ``spec`` of the model; ``kv_dtype`` in which it stores keys and values;
     ``vocab_size``, above all token ids it takes; ``tokenizer``, None if it has no text;
-    ``eos_token_ids`` with which its model ends a sequence.
+    ``eos_token_ids`` with which its model ends a sequence; ``reports_logprobs`` whether it can.
     """
 
     spec: ModelSpec
@@ -96,6 +96,7 @@ class Runner(Protocol):
     vocab_size: int
     tokenizer: Tokenizer | None
     eos_token_ids: frozenset[int]
+    reports_logprobs: bool
 
     def available_kv_bytes(self, utilization: float) -> int:
         """Return the bytes for keys and values if this share of the device's memory is used."""

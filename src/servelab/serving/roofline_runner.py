@@ -1,0 +1,144 @@
+"""A runner that calculates nothing and knows how long it would take.
+
+Models: the engine's steps on a chip, one operator after another at the peaks of the data sheet or a
+stated share of them, plus a stated overhead; blocks copied in device memory and swapped over the
+link to the host, one after another too.
+
+Assumes: one device; lengths are the requests' own (``max_tokens``), since nothing is drawn. Every
+token it answers is a number that no other request has, so that the prefix cache finds only what
+prompts share.
+
+Ignores: logits, so it has neither text nor log-probabilities and serves no beam search; the memory
+of activations and of recurrent state (``reserve_bytes`` keeps room for them).
+"""
+
+from __future__ import annotations
+
+from servelab import memory
+from servelab.hardware import Accelerator
+from servelab.models import ModelSpec
+from servelab.paging import PoolShape
+from servelab.roofline import Pricer
+from servelab.serving.plan import Plan, StepResult, Tokenizer
+from servelab.units import check_count, check_number, check_positive
+
+#: 16 lanes of 16 GT/s, 128 of 130 bits payload: PCIe 4.0 in one direction, before packet headers.
+PCIE_4_BYTES_PER_SECOND = 16 * 16e9 * 128 / 130 / 8
+
+# Token ids: those of traces and callers below, drawn ones above, all of them within 64 bits.
+_FIRST_OWN_TOKEN = 2**61
+
+
+class RooflineRunner:
+    """Predicts what each step takes; see `servelab.serving.Runner`.
+
+    Parameters: ``dtype`` of arithmetic, activations and weights; ``efficiency`` the share of the
+    bound's speed that is reached, in (0, 1]; ``overhead_seconds`` of each step, whatever its size;
+    ``kv_dtype``, ``weight_dtype`` where they differ (None: ``dtype``); ``reserve_bytes`` of the
+    device's memory that are neither weights nor cache; ``host_link_bytes_per_second`` for swapping.
+    Raises: ``TypeError``, ``ValueError`` for values out of range, or a dtype without a peak rate.
+
+    >>> from servelab import hardware, models
+    >>> from servelab.serving import Engine, SamplingParams
+    >>> runner = RooflineRunner(models.get("qwen3-8b"), hardware.get("h100-sxm-80gb"))
+    >>> engine = Engine(runner)
+    >>> (answer,) = engine.generate(runner.new_prompt(1024), SamplingParams(max_tokens=256))
+    >>> f"{answer.times.ttft_seconds:.4f} s, {answer.times.tpot_seconds(256) * 1e3:.2f} ms"
+    '0.0152 s, 4.57 ms'
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        chip: Accelerator,
+        dtype: str = "bf16",
+        efficiency: float = 1.0,
+        overhead_seconds: float = 0.0,
+        kv_dtype: str | None = None,
+        weight_dtype: str | None = None,
+        reserve_bytes: int = 0,
+        host_link_bytes_per_second: float = PCIE_4_BYTES_PER_SECOND,
+    ) -> None:
+        if check_positive("efficiency", efficiency) > 1:
+            raise ValueError(f"efficiency must be at most 1, got {efficiency}")
+        if check_number("overhead_seconds", overhead_seconds) < 0:
+            raise ValueError(f"overhead_seconds must be at least 0, got {overhead_seconds}")
+        self.pricer = Pricer(spec, chip, dtype, kv_dtype, weight_dtype)
+        self.spec, self.chip, self.kv_dtype = spec, chip, self.pricer.kv_dtype
+        self.efficiency, self.overhead_seconds = efficiency, overhead_seconds
+        self.reserve_bytes = check_count("reserve_bytes", reserve_bytes, minimum=0)
+        self.host_link_bytes_per_second = check_positive(
+            "host_link_bytes_per_second", host_link_bytes_per_second
+        )
+        self.vocab_size = 2**62
+        self.tokenizer: Tokenizer | None = None
+        self.eos_token_ids: frozenset[int] = frozenset()
+        self.reports_logprobs = False
+        self._next_token = _FIRST_OWN_TOKEN
+        self._block_bytes = 0
+
+    def new_prompt(self, num_tokens: int, shared: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """Return a prompt that begins with the ``shared`` tokens and goes on as no other does.
+
+        Raises: ``TypeError``, ``ValueError`` for no tokens, or more shared ones.
+
+        >>> from servelab import hardware, models
+        >>> runner = RooflineRunner(models.get("qwen3-8b"), hardware.get("h100-sxm-80gb"))
+        >>> prompt = runner.new_prompt(4, shared=(7, 7))
+        >>> len(prompt), prompt[:2], prompt[2] == prompt[3]
+        (4, (7, 7), True)
+        """
+        own = check_count("num_tokens", num_tokens) - len(shared)
+        if own < 0:
+            raise ValueError(f"a prompt of {num_tokens} tokens cannot share {len(shared)}")
+        self._next_token += 1
+        # One number for all of them: a prefix is found only behind all that stands before it.
+        return shared + (self._next_token,) * own
+
+    def available_kv_bytes(self, utilization: float) -> int:
+        """Return what the chip has left for the cache, by the budget of `servelab.memory`.
+
+        Raises: ``ValueError`` where nothing is left.
+        """
+        budget = memory.budget(
+            self.spec, self.chip, utilization, self.pricer.weight_dtype, self.reserve_bytes
+        )
+        if budget.available_bytes <= 0:
+            raise ValueError(
+                f"{self.spec.name} does not fit: of {budget.usable_bytes} usable bytes of "
+                f"{self.chip.name}, weights take {budget.weight_bytes} and {self.reserve_bytes} "
+                "are reserved"
+            )
+        return budget.available_bytes
+
+    def bind(self, shape: PoolShape, num_swap_blocks: int = 0) -> None:
+        """Note the size of a block; there is nothing to make room for."""
+        per_token = self.spec.kv_bytes_per_token(kv_dtype=self.kv_dtype, view="reserved")
+        self._block_bytes = shape.block_size * per_token
+
+    def execute(self, plan: Plan) -> StepResult:
+        """Return the step's time, and a new number for each token that it draws."""
+        rows = plan.rows
+        singles = [cached for _, new, cached, _ in rows if new == 1]
+        chunks = [(new, cached) for _, new, cached, _ in rows if new != 1]
+        drawn = [len(samples) for _, _, _, samples in rows]
+        first = self._next_token + 1
+        self._next_token += sum(drawn)
+        tokens: list[tuple[int, ...]]
+        if drawn.count(1) == len(drawn):  # a step of decodes, as most are
+            tokens = list(zip(range(first, first + len(drawn))))
+        else:
+            numbers = iter(range(first, self._next_token + 1))
+            tokens = [tuple(next(numbers) for _ in range(n)) for n in drawn]
+        price = self.pricer.price_parts(singles, chunks, sum(drawn))
+        seconds = price.seconds / self.efficiency + self.overhead_seconds
+        if plan.copies or plan.swap_in or plan.swap_out:
+            seconds += self._move_seconds(len(plan.copies), len(plan.swap_in) + len(plan.swap_out))
+        return StepResult(tokens, seconds)
+
+    def _move_seconds(self, copied: int, swapped: int) -> float:
+        """Return the time of copying blocks, read and written, and of swapping blocks."""
+        return (
+            2 * copied * self._block_bytes / self.chip.bandwidth_bytes_per_second
+            + swapped * self._block_bytes / self.host_link_bytes_per_second
+        ) / self.efficiency
