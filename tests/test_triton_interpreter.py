@@ -1,4 +1,4 @@
-"""The Triton kernels against dense attention, in Triton's interpreter, in a process of their own."""
+"""The Triton kernels against dense attention, interpreted, in a process of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compile the kernels for a GPU on a machine without one, as the backend would launch them there."""
+"""Compile the kernels for a GPU that is not there, as the backend would launch them on it."""
 
 from __future__ import annotations
 

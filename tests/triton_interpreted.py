@@ -10,13 +10,25 @@ from __future__ import annotations
 import pytest
 import torch
 
-from servelab.decoder import triton_kernels
+from servelab.decoder import KvStore, PagedDecoder, StepBatch, triton_kernels
+from servelab.decoder.graphs import DecodeGraphs
 from servelab.decoder.triton_attention import TritonAttention
+from servelab.models import ModelSpec
+from servelab.paging import NULL_BLOCK, PoolShape
 from tests.triton_steps import Step, random_step
 
 assert triton_kernels.INTERPRETED, "run me with TRITON_INTERPRET=1"
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "vocab_size": 50,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 MIXED = [(1, 0), (1, 70), (1, 15), (5, 3), (33, 40)]
 
 
@@ -85,6 +97,29 @@ def test_b17_storing_assigns() -> None:
         backend.write(step.layer_cache, step.keys * factor, step.values, step.batch)
     stored = step.layer_cache.flatten(1, 2)[0, step.batch.slots]
     torch.testing.assert_close(stored, 2 * step.keys, rtol=0, atol=0)
+
+
+def test_a_model_decodes_through_padded_buckets_as_without() -> None:
+    spec = ModelSpec.from_config(CONFIG)
+    model = PagedDecoder(spec).initialise(std=0.2)
+    batches = [random_step(rows, block_size=4).batch for rows in ([(1, 9)] * 3, [(1, 5)])]
+    blocks = 1 + max(int(b.slots.max()) for b in batches) // 4
+    attention, store = TritonAttention("cpu", num_splits=1), KvStore(spec, PoolShape(blocks + 9, 4))
+
+    def step(batch: StepBatch) -> tuple[torch.Tensor, ...]:
+        last = batch.query_starts[1:].long() - 1  # (R)
+        return (model.forward(batch, store.data, attention, last),)  # (R, V)
+
+    graphs = DecodeGraphs(step, max_rows=4, table_width=8, block_size=4, device="cpu")
+    with torch.inference_mode():
+        for batch in batches:
+            store.data.normal_(generator=torch.Generator().manual_seed(1))
+            store.data[:, :, NULL_BLOCK] = torch.nan
+            (expected,) = step(batch)
+            (logits,) = graphs.run(batch)
+            torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+            assert logits.isfinite().all()
+    assert graphs.captured == [1, 4]
 
 
 def test_what_the_kernels_do_not_compute_is_refused() -> None:

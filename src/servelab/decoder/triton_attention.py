@@ -99,7 +99,8 @@ class _Part(NamedTuple):
 class TritonAttention:
     """Store and attend by the kernels of `triton_kernels`; fp32, fp16 and bf16.
 
-    Parameters: ``device`` of every tensor; ``num_splits`` None: `choose_splits` decides.
+    Parameters: ``device`` of every tensor (None: CUDA where there is one); ``num_splits`` None:
+    `choose_splits` decides.
     Attributes: ``name``; ``index_bits`` 64: slots are computed in 64 bits, whatever the pool.
     Raises: ``RuntimeError`` where no Triton is installed, or there is neither a CUDA device nor the
     interpreter.
@@ -108,8 +109,10 @@ class TritonAttention:
     name = "triton"
     index_bits = 64
 
-    def __init__(self, device: torch.device | str = "cuda", num_splits: int | None = None) -> None:
-        self.device = torch.device(device)
+    def __init__(
+        self, device: torch.device | str | None = None, num_splits: int | None = None
+    ) -> None:
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if num_splits is not None:
             check_count("num_splits", num_splits)
         self.num_splits = num_splits
