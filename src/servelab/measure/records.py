@@ -30,7 +30,8 @@ class Measurement:
     """One quantity, measured a number of times.
 
     Parameters: ``quantity`` one of ``UNITS``; ``dtype`` of the elements; ``shape`` of the work: the
-    elements of the buffer, or rows, d_in, d_out of a matrix product; ``amount`` of FLOP or bytes
+    elements of the buffer; rows, d_in, d_out of a matrix product; rows, context, query heads, KV
+    heads, head_dim, block size of attention; rows, context, layers, hidden size of a step; ``amount`` of FLOP or bytes
     (read and written) in one execution; ``seconds`` of each execution, warm-up left out, in order.
     Raises: ``TypeError``, ``ValueError`` that names the field and the rule it broke.
 
@@ -44,6 +45,10 @@ class Measurement:
         "read_bandwidth": "B/s",
         "matmul_rate": "FLOP/s",  # square matrices: a roof
         "linear_rate": "FLOP/s",  # a model's matrix and some rows: a point below the roof
+        # `tools/gpu_check.py`, beside a copy of as many bytes
+        "paged_decode_bandwidth": "B/s",  # one layer's attention through block tables
+        "eager_step_bandwidth": "B/s",  # a model's decode step, launched kernel by kernel
+        "graph_step_bandwidth": "B/s",  # the same step, replayed as a CUDA graph
     }
 
     quantity: str
