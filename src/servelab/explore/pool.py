@@ -36,6 +36,8 @@ from servelab.paging import NULL_BLOCK, PoolState
 from servelab.units import check_count, format_count
 
 NO_NAMES: Mapping[int, str] = {}
+#: Blocks, or rows, that one sentence of a description names.
+MOST_SAID = 24
 
 
 @dataclass(frozen=True)
@@ -189,8 +191,13 @@ def grid(state: PoolState, block_size: int, names: Mapping[int, str] = NO_NAMES)
         if not layout.numbers and column == 0:  # each row says where it begins
             cells.append(text(x - 4, y + 8, str(view.block), 9, anchor="end"))
     rows = -(-len(views) // layout.columns)
-    shared = "; ".join(v.words(block_size, names) for v in views if len(v.owners) > 1)
-    words = summary(state, block_size) + (f" Shared: {shared}." if shared else "")
+    shared = [v.words(block_size, names) for v in views if len(v.owners) > 1]
+    words = summary(state, block_size)
+    if shared:
+        more = len(shared) - MOST_SAID
+        words += (
+            " " + "; ".join(shared[:MOST_SAID]) + (f"; and {more:,} more." if more > 0 else ".")
+        )
     # An outline alone has no inside for a pointer to meet, unless it is told so.
     return Drawing(element("g", "".join(cells), pointer_events="all"), rows * layout.height, words)
 
@@ -221,7 +228,8 @@ def _cell(view: BlockView, block_size: int, names: Mapping[int, str], layout: _L
     full, shared = view.tokens / block_size, len(view.owners) > 1
     if not layout.numbers:  # the cell itself is the bar
         width, height = layout.width - 1.5, layout.height - 1.5
-        return box(0, 0, width, height, heavy=shared) + fill(0, 0, width * full, height, colours)
+        body = fill(0, 0, width * full, height, colours) if full else ""
+        return body + (box(0, 0, width, height, heavy=shared) if shared or full < 1 else "")
     width, height = layout.width - 3, layout.height - 3
     body = box(0, 0, width, height, dashed=not full, heavy=shared)
     if full:

@@ -156,10 +156,10 @@ class Move:
         if isinstance(event, Stepped):
             return cls(clock=(clock, (state.steps + 1, state.seconds + event.seconds)))
         if isinstance(event, Submitted):
-            # An engine without work skips to the next arrival.
-            arrival = state.steps, max(state.seconds, event.seconds)
-            new = Status(event.request)
-            return cls(sequence=(event.sequence, None, new), clock=(clock, arrival))
+            new, seconds = Status(event.request), state.seconds
+            if all(s.state is State.FINISHED for s in state.sequences.values()):
+                seconds = max(seconds, event.seconds)  # without work it skips to the next arrival
+            return cls(sequence=(event.sequence, None, new), clock=(clock, (state.steps, seconds)))
         name = event.parent if isinstance(event, Forked) else event.sequence
         old = state.sequences.get(name)
         if old is None:

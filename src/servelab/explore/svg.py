@@ -150,8 +150,8 @@ def box(
     """Return an outline in the page's colour."""
     return element(
         "rect",
-        x=x,
-        y=y,
+        x=x or None,
+        y=y or None,
         width=width,
         height=height,
         rx=min(2.0, height / 4),
@@ -166,7 +166,7 @@ def box(
 def fill(x: float, y: float, width: float, height: float, colours: Iterable[str]) -> str:
     """Return a filled bar; of several colours, upright stripes of 3 units or more take turns."""
     first, *others = colours
-    body = element("rect", x=x, y=y, width=width, height=height, fill=first)
+    body = element("rect", x=x or None, y=y or None, width=width, height=height, fill=first)
     stripes = max(2 * (len(others) + 1), round(width / 4))
     each = width / stripes
     for turn, colour in enumerate(others, start=1):

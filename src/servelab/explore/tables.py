@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from servelab.explore.pool import (
+    MOST_SAID,
     NO_NAMES,
     BlockView,
     blocks_of,
@@ -46,7 +47,6 @@ Prefixes = Mapping[str, tuple[str, tuple[int, ...]]]
 
 _PITCH, _ROW = 28.0, 22.0  # of the chips that stand for blocks
 _MOST_TABLES = 40  # drawn
-_MOST_SAID = 24  # blocks or rows named in one sentence
 
 
 def prefixes_of(pool: BlockPool) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -188,8 +188,8 @@ def tree_of_prefixes(
     if not said:
         body.append(text(4, y + 9, "nothing is cached", 9))
         y, said = y + 14, ["nothing is cached"]
-    more = [f"and {len(said) - _MOST_SAID:,} rows more"] if len(said) > _MOST_SAID else []
-    return Drawing("".join(body), y, "Prefix cache: " + "; ".join(said[:_MOST_SAID] + more) + ".")
+    more = [f"and {len(said) - MOST_SAID:,} rows more"] if len(said) > MOST_SAID else []
+    return Drawing("".join(body), y, "Prefix cache: " + "; ".join(said[:MOST_SAID] + more) + ".")
 
 
 def _runs(state: PoolState, prefixes: Prefixes) -> Iterator[tuple[int, list[str]]]:
@@ -214,9 +214,9 @@ def _runs(state: PoolState, prefixes: Prefixes) -> Iterator[tuple[int, list[str]
 def _listed(blocks: Sequence[int]) -> str:
     """Return the numbers of blocks, the middle of a long list left out."""
     shown = [str(block) for block in blocks]
-    if len(shown) > _MOST_SAID:
-        left_out = len(shown) - _MOST_SAID + 4
-        shown = [*shown[: _MOST_SAID - 8], f"({left_out:,} more)", *shown[-4:]]
+    if len(shown) > MOST_SAID:
+        left_out = len(shown) - MOST_SAID + 4
+        shown = [*shown[: MOST_SAID - 8], f"({left_out:,} more)", *shown[-4:]]
     return ", ".join(shown)
 
 
