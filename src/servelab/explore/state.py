@@ -156,7 +156,7 @@ class Move:
         if isinstance(event, Stepped):
             return cls(clock=(clock, (state.steps + 1, state.seconds + event.seconds)))
         if isinstance(event, Submitted):
-            new, seconds = Status(event.request), state.seconds
+            new, seconds = Status(event.request), state.seconds  # the id may have been used before
             if all(s.state is State.FINISHED for s in state.sequences.values()):
                 seconds = max(seconds, event.seconds)  # without work it skips to the next arrival
             return cls(sequence=(event.sequence, None, new), clock=(clock, (state.steps, seconds)))
@@ -165,7 +165,9 @@ class Move:
         if old is None:
             raise ValueError(f"sequence {name!r} was never submitted: {event}")
         if isinstance(event, Forked):
-            return cls(sequence=(event.child, None, replace(old, table=event.table)))
+            # A sibling without a table waits; one with a table goes on from where its parent is.
+            child = State.WAITING if event.table is None else old.state
+            return cls(sequence=(event.child, None, replace(old, state=child, table=event.table)))
         return cls(sequence=(name, old, _next_status(event, old)))
 
     def apply(self, state: RunState) -> None:

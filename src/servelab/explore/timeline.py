@@ -1,9 +1,10 @@
 """Who ran when: what an engine's events say of each sequence, as lanes over steps or seconds.
 
 Models: a lane per sequence with its spans (waiting, prefill, decode, pre-empted, swapped out,
-padding) and a bar per step with the tokens it computed; a step that failed has neither. A row with one new token behind a whole
-prompt is decode; any other is prefill, also where a pre-empted sequence is computed again. A row of
-a sequence that has already finished is padding: a slot that static batching computes for nothing.
+padding) and a bar per step with the tokens it computed; a step that failed has neither. A row with
+one new token behind a whole prompt is decode; any other is prefill, also where a pre-empted
+sequence is computed again. A row of a sequence that has already finished is padding: a slot that
+static batching computes for nothing.
 
 Assumes: events in the order of one sink; ``Submitted.seconds`` on the runner's clock,
 ``Stepped.seconds`` the length of a step.
@@ -122,7 +123,8 @@ def timeline(
     ...     Submitted(request="r", sequence="r/0", prompt_tokens=(1, 2), max_tokens=1, n=1,
     ...               seconds=0.0),
     ...     Admitted(sequence="r/0", table=0, cached_tokens=0, back_from=None),
-    ...     Planned(step=1, rows=(("r/0", 2, 0, 1),), copies=(), swap_in=(), swap_out=(), waiting=0),
+    ...     Planned(step=1, rows=(("r/0", 2, 0, 1),), copies=(), swap_in=(), swap_out=(),
+    ...             waiting=0),
     ...     Stepped(step=1, seconds=0.5, tokens=(("r/0", 7),)),
     ...     Finished(sequence="r/0", reason="length"),
     ... ])
@@ -144,7 +146,8 @@ class _Reading:
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
         self.now: float = 0
-        self.lanes: dict[str, Lane] = {}
+        self.all: list[Lane] = []
+        self.lanes: dict[str, Lane] = {}  # by name: an id may be used again once it is finished
         self.bars: list[Bar] = []
         self._prompts: dict[str, int] = {}
         self._open: dict[str, tuple[Kind, float]] = {}
@@ -174,7 +177,7 @@ class _Reading:
         """End what is still open where the run ends."""
         for name in list(self._open):
             self._close(name)
-        return list(self.lanes.values())
+        return self.all
 
     def _lane(self, name: str) -> Lane:
         try:
@@ -188,16 +191,20 @@ class _Reading:
             arrival = event.seconds
             if not self._busy():  # an engine without work skips to the next arrival
                 self.now = max(self.now, arrival)
-        self.lanes[event.sequence] = Lane(event.sequence, arrival)
+        self._begin(Lane(event.sequence, arrival))
         self._prompts[event.sequence] = len(event.prompt_tokens)
         self._open[event.sequence] = ("waiting", arrival)
+
+    def _begin(self, lane: Lane) -> None:
+        self.lanes[lane.name] = lane
+        self.all.append(lane)
 
     def _busy(self) -> bool:
         return any(lane.finished is None for lane in self.lanes.values())
 
     def _fork(self, event: Forked) -> None:
         self._lane(event.parent)
-        self.lanes[event.child] = Lane(event.child, self.now)
+        self._begin(Lane(event.child, self.now))
         self._prompts[event.child] = self._prompts[event.parent]
         if event.table is None:
             self._open[event.child] = ("waiting", self.now)

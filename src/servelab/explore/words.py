@@ -115,9 +115,7 @@ def _say_change(event: Event, before: PoolState, names: Mapping[int, str]) -> st
         return _say_ref(event)
     if isinstance(event, CachedChanged):
         if event.old is None:
-            return (
-                f"block {event.block} is full and computed: the prefix cache finds it from now on"
-            )
+            return f"block {event.block} is full: from now on the prefix cache finds it"
         free = "" if before.refs[event.block] else ", free, is about to be used again:"
         return f"block {event.block}{free} is found by the prefix cache no more"
     if isinstance(event, EpochChanged):
