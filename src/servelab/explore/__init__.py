@@ -2,6 +2,7 @@
 
 from servelab.explore.gantt import draw_timeline
 from servelab.explore.pool import Counts, count_blocks, draw_pool
+from servelab.explore.static import Job, static_batches
 from servelab.explore.svg import Svg
 from servelab.explore.tables import draw_cache, prefixes_of
 from servelab.explore.timeline import Timeline, timeline
@@ -12,6 +13,7 @@ __all__ = [
     "Counts",
     "Cursor",
     "Header",
+    "Job",
     "Svg",
     "Timeline",
     "Trace",
@@ -24,5 +26,6 @@ __all__ = [
     "prefixes_of",
     "say",
     "say_event",
+    "static_batches",
     "timeline",
 ]

@@ -182,8 +182,8 @@ def _bars(run: Timeline, end: float) -> Drawing:
         return Drawing("", 0, "")
     top = max(run.budget or 0, *(bar.tokens for bar in run.bars))
     floor = _BARS + 6
-    body = [hover("tokens computed in each step"), text(4, floor, "tokens", 9)]
-    body.append(text(4, floor - 11, "per step", 9))
+    body = [hover("tokens computed in each step"), text(4, floor, "per step", 9)]
+    body.append(text(4, floor - 11, "tokens", 9))
     layers = [
         ("padding", [bar.tokens for bar in run.bars]),
         ("prefill", [bar.decode + bar.prefill for bar in run.bars]),

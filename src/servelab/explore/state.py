@@ -156,10 +156,12 @@ class Move:
         if isinstance(event, Stepped):
             return cls(clock=(clock, (state.steps + 1, state.seconds + event.seconds)))
         if isinstance(event, Submitted):
-            new, seconds = Status(event.request), state.seconds  # the id may have been used before
+            name, seconds = event.sequence, state.seconds
             if all(s.state is State.FINISHED for s in state.sequences.values()):
                 seconds = max(seconds, event.seconds)  # without work it skips to the next arrival
-            return cls(sequence=(event.sequence, None, new), clock=(clock, (state.steps, seconds)))
+            old = state.sequences.get(name)  # an id may be used again once it is finished
+            new = Status(event.request)
+            return cls(sequence=(name, old, new), clock=(clock, (state.steps, seconds)))
         name = event.parent if isinstance(event, Forked) else event.sequence
         old = state.sequences.get(name)
         if old is None:

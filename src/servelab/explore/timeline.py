@@ -149,7 +149,7 @@ class _Reading:
         self.all: list[Lane] = []
         self.lanes: dict[str, Lane] = {}  # by name: an id may be used again once it is finished
         self.bars: list[Bar] = []
-        self._prompts: dict[str, int] = {}
+        self._requests: dict[str, Submitted] = {}  # by sequence
         self._open: dict[str, tuple[Kind, float]] = {}
         self._planned: Planned | None = None
 
@@ -191,21 +191,21 @@ class _Reading:
             arrival = event.seconds
             if not self._busy():  # an engine without work skips to the next arrival
                 self.now = max(self.now, arrival)
-        self._begin(Lane(event.sequence, arrival))
-        self._prompts[event.sequence] = len(event.prompt_tokens)
+        self._requests[event.sequence] = event
+        self.lanes[event.sequence] = Lane(event.sequence, arrival)
+        self.all.append(self.lanes[event.sequence])
         self._open[event.sequence] = ("waiting", arrival)
-
-    def _begin(self, lane: Lane) -> None:
-        self.lanes[lane.name] = lane
-        self.all.append(lane)
 
     def _busy(self) -> bool:
         return any(lane.finished is None for lane in self.lanes.values())
 
     def _fork(self, event: Forked) -> None:
-        self._lane(event.parent)
-        self._begin(Lane(event.child, self.now))
-        self._prompts[event.child] = self._prompts[event.parent]
+        place = self.all.index(self._lane(event.parent)) + 1
+        request = self._requests[event.child] = self._requests[event.parent]
+        while place < len(self.all) and self._requests[self.all[place].name] is request:
+            place += 1  # behind its siblings
+        self.lanes[event.child] = Lane(event.child, self.now)
+        self.all.insert(place, self.lanes[event.child])
         if event.table is None:
             self._open[event.child] = ("waiting", self.now)
 
@@ -227,7 +227,7 @@ class _Reading:
             kind: Kind = "prefill"
             if lane.finished is not None:
                 kind = "padding"
-            elif new == 1 and cached >= self._prompts[name]:
+            elif new == 1 and cached >= len(self._requests[name].prompt_tokens):
                 kind = "decode"
             computed[kind] += new
             lane.add(Span(kind, start, self.now, new))

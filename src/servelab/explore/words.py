@@ -116,8 +116,8 @@ def _say_change(event: Event, before: PoolState, names: Mapping[int, str]) -> st
     if isinstance(event, CachedChanged):
         if event.old is None:
             return f"block {event.block} is full: from now on the prefix cache finds it"
-        free = "" if before.refs[event.block] else ", free, is about to be used again:"
-        return f"block {event.block}{free} is found by the prefix cache no more"
+        why = "" if before.refs[event.block] else " is about to be used again"
+        return f"block {event.block}{why}: the prefix cache finds it no more"
     if isinstance(event, EpochChanged):
         return f"the weights have changed: the prefix cache begins epoch {event.new}"
     name = name_of(event.table, names)
