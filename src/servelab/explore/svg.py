@@ -122,7 +122,7 @@ def clip(value: str, width: float, size: float = 11) -> str:
     >>> clip("a name", 60), clip("a name far too long", 60)
     ('a name', 'a name f…')
     """
-    value = " ".join(clean(value).split())
+    value = " ".join(clean(value).split())[: 4 + int(2 * width / size)]
     if text_width(value, size) <= width:
         return value
     while value and text_width(value + "…", size) > width:
@@ -225,11 +225,15 @@ def paragraph(value: str, size: float = 9) -> Drawing:
 def picture(title: str, drawings: Iterable[Drawing]) -> Svg:
     """Return ``drawings`` below each other under a title, as one accessible picture.
 
+    Raises: ``ValueError`` without a title, which is the picture's name to a screen reader.
+
     >>> picture("Nothing", [])
     Nothing.
     >>> picture("A < B", [paragraph("words")])[:38]
     '<svg xmlns="http://www.w3.org/2000/svg'
     """
+    if not title.strip():
+        raise ValueError("a picture needs a title")
     drawings = list(drawings)
     heading = wrapped(clean(title), WIDTH - 8, 12)
     body = [text(4, 13 + 15 * i, line, 12, weight="bold") for i, line in enumerate(heading)]
