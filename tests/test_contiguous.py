@@ -223,6 +223,11 @@ def test_parts_add_up_whatever_happens(policy, moves):
             del lengths[chosen]
         cache.check()
         parts = cache.occupancy()
+        units = cache.unit_parts()
+        assert len(units) == 20
+        for part in ("held", "reserved", "internal", "rounding", "free"):
+            shared = 0 if part == "free" else 3 * len(lengths)  # slots in a unit of two parts
+            assert abs(4 * units.count(part) - getattr(parts, part)) <= shared, part
         assert parts.total == cache.num_slots == 80
         assert parts.held == sum(now for now, _ in lengths.values())
         to_come = sum(end - now for now, end in lengths.values())

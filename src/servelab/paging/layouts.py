@@ -73,6 +73,8 @@ class CacheLayout(Protocol):
 
     ``admit`` returns None, and ``grow`` False, where there is no memory for it now; then nothing
     has changed. ``room`` is how many tokens a sequence can grow by before it needs more memory.
+    ``unit_parts`` names, for each unit or block in order of address, the first part of
+    ``Occupancy`` that has a slot there.
     """
 
     @property
@@ -82,6 +84,7 @@ class CacheLayout(Protocol):
     def grow(self, sequence: int, num_tokens: int = 1) -> bool: ...
     def release(self, sequence: int) -> None: ...
     def occupancy(self) -> Occupancy: ...
+    def unit_parts(self) -> list[str]: ...
     def check(self) -> None: ...
 
 
@@ -188,6 +191,30 @@ class ContiguousCache:
             free=free,
         )
 
+    def unit_parts(self) -> list[str]:
+        """Return what each unit is for, by its first slot.
+
+        >>> cache = ContiguousCache(num_units=12, unit_tokens=16, policy="oracle", max_tokens=128)
+        >>> cache.admit(prompt_tokens=30, output_tokens=10)
+        0
+        >>> cache.unit_parts()[6:]
+        ['free', 'free', 'held', 'held', 'reserved', 'rounding']
+        """
+        parts = ["free"] * self.buddy.num_units
+        sizes = dict(self.buddy.used_regions())
+        for region in self._sequences.values():
+            start = region.start
+            for part, end_tokens in (
+                ("held", region.num_tokens),
+                ("reserved", region.final_tokens),
+                ("internal", region.reserved_tokens),
+                ("rounding", sizes[region.start] * self.unit_tokens),
+            ):
+                end = region.start - (-end_tokens // self.unit_tokens)
+                parts[start:end] = [part] * (end - start)
+                start = max(start, end)
+        return parts
+
     def check(self) -> None:
         """Compare the regions with the sequences and with the memory.
 
@@ -265,6 +292,10 @@ class PagedCache:
         return Occupancy(
             held=held, reserved=0, internal=self.num_slots - free - held, rounding=0, free=free
         )
+
+    def unit_parts(self) -> list[str]:
+        """Return what each block is for, the null block left out: held or free."""
+        return ["held" if refs else "free" for refs in self.pool.refs[1:]]
 
     def check(self) -> None:
         """Compare the pool with the tables.

@@ -16,7 +16,7 @@ Ignores: how long a step takes, and swapping.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from servelab.paging.layouts import CacheLayout, Occupancy, mean_shares
@@ -169,12 +169,13 @@ def saturate(
     *,
     max_batched_tokens: int = 2560,
     sample_every: int = 19,
+    watch: Callable[[CacheLayout], None] | None = None,
 ) -> SaturatedRun:
     """Run a saturated queue for ``steps``; the first quarter, while the cache fills, is not seen.
 
     Parameters: ``layout``, empty; ``requests`` without end, as prompt and output tokens;
     ``sample_every`` steps the occupancy is taken; a number odd to the block size sees a sequence at
-    all fills of its last block.
+    all fills of its last block; ``watch`` is called with the layout at each sample.
     Raises: ``TypeError``, ``ValueError`` for counts below 1, or no sample; ``ValueError`` where a
     prompt exceeds ``max_batched_tokens``, or as ``layout.admit``; ``RuntimeError`` where requests
     end.
@@ -197,6 +198,8 @@ def saturate(
                 queue.bring_up(one, now)
             occupancies.append(layout.occupancy())
             batches.append(len(queue.running))
+            if watch is not None:
+                watch(layout)
     if not occupancies:
         raise ValueError(f"{steps} steps have no sample at every {sample_every}")
     return SaturatedRun(tuple(occupancies), tuple(batches), queue.finished, queue.preempted)

@@ -41,7 +41,7 @@ class Sharing:
         return 1 - self.physical / self.logical
 
 
-def parallel_sampling(
+def parallel_sharing(
     requests: Iterable[tuple[int, int]], samples: int, block_size: int = 16
 ) -> Sharing:
     """Return what ``samples`` outputs per prompt share.
@@ -49,7 +49,7 @@ def parallel_sampling(
     Parameters: ``requests`` as prompt and output tokens, finitely many.
     Raises: ``ValueError`` for counts below 1, or no requests.
 
-    >>> parallel_sampling([(32, 16)], samples=2)  # the prompt fills its blocks: nothing is copied
+    >>> parallel_sharing([(32, 16)], samples=2)  # the prompt fills its blocks: nothing is copied
     Sharing(physical=62, logical=94, copies=0)
     """
     check_count("samples", samples)
@@ -70,7 +70,7 @@ def parallel_sampling(
     return _sharing(physical, logical, copies)
 
 
-def beam_search(
+def beam_sharing(
     requests: Iterable[tuple[int, int]],
     beams: int,
     switch: float,
@@ -84,8 +84,8 @@ def beam_search(
     Raises: ``ValueError`` for counts below 1, a probability outside 0 to 1, or no requests.
 
     >>> requests = [(20, 40)] * 4
-    >>> never, always = (beam_search(requests, 4, switch) for switch in (0, 1))
-    >>> never == parallel_sampling(requests, 4), always.saving > never.saving
+    >>> never, always = (beam_sharing(requests, 4, switch) for switch in (0, 1))
+    >>> never == parallel_sharing(requests, 4), always.saving > never.saving
     (True, True)
     """
     check_count("beams", beams)
@@ -113,9 +113,9 @@ def beam_bound(requests: Iterable[tuple[int, int]], beams: int, block_size: int 
 
     After the prompt each beam writes its own last block; at best all others are shared. It is a
     bound, not an estimate: how much of it is reached depends on the model and the text.
-    Raises: as ``beam_search``.
+    Raises: as ``beam_sharing``.
 
-    >>> beam_bound([(20, 40)], beams=4) > beam_search([(20, 40)], 4, switch=1).saving
+    >>> beam_bound([(20, 40)], beams=4) > beam_sharing([(20, 40)], 4, switch=1).saving
     True
     """
     check_count("beams", beams)
