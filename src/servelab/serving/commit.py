@@ -39,6 +39,7 @@ def commit(
     """
     cache, size = scheduler.prefix_cache, scheduler.pool.block_size
     completed: list[Request] = []
+    generated = 0
     for place, (sequence, new, cached, samples) in enumerate(plan.rows):
         request = sequence.request
         computed = sequence.num_computed_tokens = cached + new
@@ -55,9 +56,10 @@ def commit(
             sequence.state = State.HELD
             sequence.candidates = logprobs[0] if logprobs else None
             continue
-        scheduler.counters.generated_tokens += len(tokens)
-        branches = [sequence] if sequence.seats == 1 else _branch(scheduler, sequence)
-        for number, (branch, token) in enumerate(zip(branches, tokens, strict=True)):
+        generated += len(tokens)
+        branches = (sequence,) if sequence.seats == 1 else _branch(scheduler, sequence)
+        for number, branch in enumerate(branches):
+            token = tokens[number]
             branch.token_ids.append(token)
             if logprobs is not None:
                 branch.logprobs.append(logprobs[number])
@@ -73,6 +75,7 @@ def commit(
             request.times.last_token = clock_seconds
             if request.finished:
                 completed.append(request)
+    scheduler.counters.generated_tokens += generated
     return completed
 
 
@@ -87,7 +90,7 @@ def _note_times(
         times.first_token = clock_seconds
 
 
-def _branch(scheduler: Scheduler, parent: Sequence) -> list[Sequence]:
+def _branch(scheduler: Scheduler, parent: Sequence) -> tuple[Sequence, ...]:
     """Fork a sequence whose prompt is computed into all that its request asks for."""
     seats, parent.seats = parent.seats, 1
-    return [parent, *(scheduler.fork(parent, parent.token_ids) for _ in range(1, seats))]
+    return (parent, *(scheduler.fork(parent, parent.token_ids) for _ in range(1, seats)))

@@ -1,0 +1,78 @@
+"""How much of the prompts a cache of so many blocks would have held, without serving them.
+
+Models: prompts one after another as a trace names their blocks, each needing all of its blocks at
+once; a hit is a block found with all before it. Two policies: a plain one, an upper bound for caches
+that evict the least recently used block, and the engine's own, by its own pool and prefix cache.
+
+Assumes: a block's id stands for its tokens and all before them, as Mooncake's do.
+
+Ignores: prompts that run at the same time, the blocks of the answers, and all time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from servelab.paging import BlockPool, BlockTable, PrefixCache
+from servelab.serving.traces import Trace
+from servelab.units import check_count
+
+
+def plain_hit_rate(trace: Trace, num_blocks: int | None = None) -> float:
+    """Return the share of all blocks found in a cache of ``num_blocks`` (None: without end).
+
+    Every id counts, that of a partial last block too; nothing is pinned, not even the blocks of the
+    prompt at hand.
+    Raises: ``ValueError`` for a trace that names no blocks.
+    """
+    asked = _asked(trace)
+    limit = asked if num_blocks is None else check_count("num_blocks", num_blocks)
+    held: OrderedDict[int, None] = OrderedDict()  # least recently used first
+    hits = 0
+    for arrival in trace.arrivals:
+        whole = True
+        for block in arrival.block_ids:
+            known = block in held
+            whole = whole and known
+            hits += whole
+            if known:
+                held.move_to_end(block)
+                continue
+            if len(held) == limit:
+                held.popitem(last=False)
+            held[block] = None
+    return hits / asked
+
+
+def engine_hit_rate(trace: Trace, num_blocks: int) -> float:
+    """Return the share of all blocks that the engine's prefix cache finds in such a pool.
+
+    Only full blocks are cached, and of a prompt that is cached to its end the last block is
+    computed again; the blocks of a prompt are held until it is done, and its end is evicted first.
+
+    Parameters: ``num_blocks`` of the pool, null block apart.
+    Raises: ``ValueError`` for a trace that names no blocks; ``OutOfBlocks`` for a prompt that is
+    larger than the pool.
+    """
+    asked, hits = _asked(trace), 0
+    # One "token" stands for a block: the pool's arithmetic is that of whole blocks.
+    pool = BlockPool(check_count("num_blocks", num_blocks) + 1, block_size=1)
+    cache = PrefixCache(pool)
+    for arrival in trace.arrivals:
+        blocks = arrival.block_ids
+        if not blocks:
+            continue
+        hit, table = cache.lookup(blocks), BlockTable(pool)
+        hits += hit.num_tokens
+        table.append(len(blocks) - hit.num_tokens, hit)
+        cache.publish(table, blocks, arrival.prompt_tokens // trace.block_tokens)
+        table.free()
+    return hits / asked
+
+
+def _asked(trace: Trace) -> int:
+    """Return the blocks of all prompts."""
+    asked = sum(len(arrival.block_ids) for arrival in trace.arrivals)
+    if not asked:
+        raise ValueError(f"{trace.name} does not tell which blocks its prompts share")
+    return asked
