@@ -37,6 +37,7 @@ from tests.serving_world import (
 )
 
 TOKENS = st.lists(st.integers(1, 3), max_size=5)
+LOST = {State.PREEMPTED, State.SWAPPED}
 SEEN: Counter[str] = Counter()  # what the histories contained, to see that they contain enough
 
 
@@ -46,11 +47,11 @@ class Broken(Exception):
 
 class Histories(RuleBasedStateMachine):
     @initialize(
-        num_blocks=st.integers(4, 12),
+        num_blocks=st.integers(5, 12),
         block_size=st.sampled_from([1, 2, 2, 3, 4]),
         budget=st.integers(1, 9),
         max_num_seqs=st.integers(1, 6),
-        num_swap_blocks=st.sampled_from([0, 0, 2, 4, 9]),
+        num_swap_blocks=st.sampled_from([0, 2, 4, 9]),
         caching=st.sampled_from([True, True, True, False]),
     )
     def build(
@@ -63,6 +64,7 @@ class Histories(RuleBasedStateMachine):
         caching: bool,
     ) -> None:
         self.fault_after: int | None = None
+        self.fault_at_swap = False
         self.engine = CheckedEngine(
             ShadowRunner(self.fault),
             also=self.count,
@@ -77,7 +79,7 @@ class Histories(RuleBasedStateMachine):
         self.past: list[list[int]] = []
 
     def fault(self, plan: Plan, done: int) -> None:
-        if self.fault_after == done:
+        if self.fault_after == done and (plan.swap_out or not self.fault_at_swap):
             self.fault_after = None
             SEEN["fault"] += 1
             SEEN["fault while swapping out"] += bool(plan.swap_out)
@@ -110,13 +112,13 @@ class Histories(RuleBasedStateMachine):
         data=st.data(),
         n=st.integers(1, 4),
         greedy=st.booleans(),
-        max_tokens=st.integers(1, 8),
-        steered=st.sampled_from([False, False, True]),
+        steered=st.sampled_from([False, False, False, True]),
+        times=st.integers(1, 3),
     )
-    def add(
-        self, data: st.DataObject, n: int, greedy: bool, max_tokens: int, steered: bool
-    ) -> None:
+    def add(self, data: st.DataObject, n: int, greedy: bool, steered: bool, times: int) -> None:
         prompt, engine = self.prompt(data), self.engine
+        room = engine.limits.max_tokens_per_sequence - len(prompt)
+        max_tokens = data.draw(st.integers(1, min(max(room, 1), 12) + 1))
         if steered or greedy:
             n = 1
         params = SamplingParams(
@@ -129,7 +131,7 @@ class Histories(RuleBasedStateMachine):
         shape, seats = engine.scheduler.pool.shape, engine.scheduler.max_num_seqs
         fits = len(prompt) + max_tokens - 1 <= (shape.num_blocks - 1) * shape.block_size
         if fits and n <= seats:
-            self.requests.append(engine.add(prompt, params, steered=steered))
+            self.requests += [engine.add(prompt, params, steered=steered) for _ in range(times)]
             self.past.append(prompt)
             return
         before = engine.unfinished, len(engine.log)  # I11
@@ -145,18 +147,20 @@ class Histories(RuleBasedStateMachine):
             self.remember(self.engine.step())
 
     @precondition(lambda self: self.engine.unfinished)
-    @rule(times=st.integers(1, 3), after=st.sampled_from([0, 1, 2, 3]))
-    def step_with_a_fault(self, times: int, after: int) -> None:
-        self.fault_after = after
+    @rule(times=st.integers(1, 5), after=st.sampled_from([0, 1, 2, 3]), at_swap=st.booleans())
+    def step_with_a_fault(self, times: int, after: int, at_swap: bool) -> None:
+        self.fault_after, self.fault_at_swap = after, at_swap
         self.step(times)
 
     def remember(self, answers) -> None:
         self.past += [[*a.prompt_token_ids, *out.token_ids] for a in answers for out in a.outputs]
 
-    @precondition(lambda self: self.engine.unfinished)
+    @precondition(lambda self: len(self.engine.unfinished) > 2)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
-        request = data.draw(st.sampled_from(self.engine.unfinished))
+        unfinished = self.engine.unfinished
+        lost = [r for r in unfinished if any(s.state in LOST for s in r.sequences)]
+        request = data.draw(st.sampled_from(lost or unfinished))
         for sequence in request.sequences:
             SEEN[f"abort: {sequence.state}"] += 1
         assert self.engine.abort(request.id)
