@@ -476,6 +476,11 @@ def test_an_empty_timeline_and_an_unfinished_run_are_drawn() -> None:
         timeline(trace.events, "hours")  # type: ignore[arg-type]
 
 
+def test_attributes_are_escaped_too() -> None:
+    element = ElementTree.fromstring(svg.element("g", class_=HOSTILE[0], data_name='"\x00<&'))
+    assert element.attrib == {"class": HOSTILE[0], "data-name": '"\ufffd<&'}
+
+
 def test_a_picture_has_a_name() -> None:
     with pytest.raises(ValueError, match="needs a title"):
         draw_timeline({}, title=" ")

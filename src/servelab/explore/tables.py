@@ -108,7 +108,7 @@ def rows_of_tables(
             (block, _chip(views[block], block_size, names, tokens))
             for block, tokens in zip(blocks, written, strict=True)
         ]
-        words = f"{name}: {counted(length, 'token')} in block {_listed(blocks)}"
+        words = f"{name}: {counted(length, 'token')} in {_blocks(blocks)}"
         chip_body, height = _chips(chips, left=88, rows=3, words=words)
         label = hover(words) + fill(4, 2, 4, 15, [colour_of(table)])
         label += text(12, 9, clip(name, 74, 9), 9) + text(12, 18, counted(length, "token"), 9)
@@ -141,8 +141,8 @@ def row_of_free(state: PoolState, block_size: int, names: Mapping[int, str] = NO
     if not state.free:
         return Drawing(heading + text(4, 27, "none", 9), 32, "No block is free.")
     cached = [block for block in state.free if views[block].cached]
-    words = f"Free, in order of next use: {_listed(state.free)}"
-    words += f"; cached of these: {_listed(cached)}." if cached else "."
+    words = f"Free, in order of next use: {_numbers(state.free)}"
+    words += f"; cached of these: {_numbers(cached)}." if cached else "."
     chips = [
         (b, _chip(views[b], block_size, names, block_size if views[b].cached else 0))
         for b in state.free
@@ -176,13 +176,14 @@ def tree_of_prefixes(
         ]
         tokens = " ".join(str(token) for found in run[:8] for token in prefixes[found][1])
         tokens += " …" if len(run) > 8 else ""
-        words = f"block {_listed([b for b, _ in chips])} with tokens {tokens}"
+        words = f"{_blocks([b for b, _ in chips])} with tokens {tokens}"
         drawn, height = _chips(chips, left, rows=2, words=words)
         room = WIDTH - left - len(chips) * _PITCH - 8
         if room > 40:
             drawn += text(WIDTH - room - 4, 11.5, clip(tokens, room, 9), 9)
         body.append(element("g", drawn, transform=f"translate(0 {number(y)})"))
-        said.append(("behind the last, " if depth else "") + words)
+        parent = state.cached.get(prefixes[run[0]][0])
+        said.append((f"behind block {parent[0]}, " if parent else "") + words)
         ends[depth:] = [y + height - 4]
         y += height
     if not said:
@@ -211,7 +212,12 @@ def _runs(state: PoolState, prefixes: Prefixes) -> Iterator[tuple[int, list[str]
         todo += [(depth + 1, child) for child in reversed(children.get(run[-1], []))]
 
 
-def _listed(blocks: Sequence[int]) -> str:
+def _blocks(blocks: Sequence[int]) -> str:
+    """Return "block" or "blocks" and their numbers."""
+    return f"block{'' if len(blocks) == 1 else 's'} {_numbers(blocks)}"
+
+
+def _numbers(blocks: Sequence[int]) -> str:
     """Return the numbers of blocks, the middle of a long list left out."""
     shown = [str(block) for block in blocks]
     if len(shown) > MOST_SAID:
