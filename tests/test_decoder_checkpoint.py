@@ -335,7 +335,7 @@ def test_loading_takes_little_more_than_the_weights(
     (tmp_path / "config.json").write_bytes((tiny / "config.json").read_bytes())
     change(tmp_path, hidden_size=768, intermediate_size=2304, num_hidden_layers=7)
     spec = ModelSpec.from_config(tmp_path)
-    assert spec.params_total > 45_000_000
+    assert spec.params_total > 35_000_000
     weights = PagedDecoder(spec, device="meta").weights()
     save_file({k: torch.ones(w.shape) for k, w in weights.items()}, tmp_path / "model.safetensors")
     done = subprocess.run(
