@@ -186,15 +186,21 @@ class PagedLayer(nn.Module):
         qk = rotate(qk, rotation)  # (N, H + K, d): queries and keys turn alike
         attention.write(layer_cache, qk[:, heads:], qkv[:, heads + kv_heads :], batch)
         read = attention.attend(layer_cache, qk[:, :heads], batch, self.scale, window)  # (N, H, d)
-        hidden = hidden + F.linear(read.flatten(1), self.o_proj, self.o_proj_bias)  # (N, D)
+        hidden = add_linear(hidden, read.flatten(1), self.o_proj, self.o_proj_bias)  # (N, D)
         x = rms_norm(hidden, self.post_attention_norm, self.norm_eps)  # (N, D)
         gate, up = F.linear(x, self.gate_up_proj, self.gate_up_proj_bias).chunk(2, dim=1)  # (N, M)
-        return hidden + F.linear(F.silu(gate) * up, self.down_proj, self.down_proj_bias)  # (N, D)
+        return add_linear(hidden, F.silu(gate) * up, self.down_proj, self.down_proj_bias)  # (N, D)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return ``x`` (..., width) scaled to unit mean square and weighted; torch widens inside."""
     return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def add_linear(hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``hidden`` (N, D) and what a linear layer makes of ``x``: one kernel adds both."""
+    out = torch.addmm(hidden, x, weight.t())  # (N, D)
+    return out if bias is None else out + bias
 
 
 def _empty(*size: int, dtype: torch.dtype) -> nn.Parameter:
