@@ -238,7 +238,7 @@ def test_what_cannot_be_run_is_refused(pairs: Pairs) -> None:
     with pytest.raises(ValueError, match="attention must be 'reference' or 'triton', got 'flash'"):
         TorchRunner(runner.model, attention="flash")
     with pytest.raises(ValueError, match=r"dtype must be one of .*, got torch\.float8_e5m2"):
-        TorchRunner(PagedDecoder(runner.spec, dtype=torch.float8_e5m2))
+        PagedDecoder(runner.spec, dtype=torch.float8_e5m2)
     for share in (0, 1.1):
         with pytest.raises(ValueError, match="utilization must be over 0 and at most 1"):
             runner.available_kv_bytes(share)

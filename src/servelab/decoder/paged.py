@@ -24,6 +24,11 @@ from servelab.decoder.rope import Rope, Rotation, rotate, turn
 from servelab.models import ModelSpec
 from servelab.units import check_positive
 
+#: Number formats of weights, keys and values, as the calculators call them.
+DTYPE_NAMES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
+}  # fmt: skip
+
 # Shapes below: N new tokens of all rows, L positions to draw from, D hidden size, M MLP width, H
 # query heads, K KV heads, d head_dim, V vocabulary.
 
@@ -33,7 +38,8 @@ class PagedDecoder(nn.Module):
 
     Parameters: ``spec`` the shape; ``rope`` its rotary positions; ``norm_eps``; ``device``,
     ``dtype`` of all parameters. They are not initialised: see ``initialise`` and ``weights``.
-    Raises: ``ValueError`` where the spec is not of the Llama type, or its layers differ.
+    Raises: ``ValueError`` where the spec is not of the Llama type, or its layers differ, and for
+    other dtypes than float64, float32, float16 and bfloat16.
     """
 
     def __init__(
@@ -45,6 +51,8 @@ class PagedDecoder(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
+        if dtype not in DTYPE_NAMES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPE_NAMES.values())}, got {dtype}")
         self.head_dim = check_llama_type(spec)
         shapes = {replace(layer.plain()[0], window=None) for layer in spec.layers}
         if len(shapes) > 1 or len({layer.mlp for layer in spec.layers}) > 1:
