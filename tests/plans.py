@@ -14,7 +14,7 @@ from servelab.decoder import DenseDecoder, PagedDecoder, TorchRunner
 from servelab.decoder.attention import StepBatch
 from servelab.paging import BlockPool, BlockTable, Copy
 from servelab.serving import Plan, Request, Row, SamplingParams
-from servelab.serving.request import Sequence
+from servelab.serving.request import Accepted, Sequence
 from tests.tiny import CONFIGS, pair
 
 GREEDY = SamplingParams(temperature=0)
@@ -66,6 +66,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
+        self.copies: list[Copy] = []  # of the rows made for the next step
         self.pool = BlockPool(self.num_blocks, self.block_size)
         blocks = [self.pool.allocate() for _ in range(self.num_blocks - 1)]
         self.random.shuffle(blocks)
@@ -76,7 +77,8 @@ class World:
 
     def add(self, tokens: SequenceOf[int], params: SamplingParams = GREEDY) -> Sequence:
         number = len(self.sequences)
-        request = Request(f"r{number}", number, list(tokens), params, 7 * number, 99, {})
+        accepted = Accepted(None, tuple(tokens), params, max_tokens=99)
+        request = Request(f"r{number}", number, accepted, seed=7 * number, stops=(), namespace={})
         sequence = request.sequences[0]
         sequence.table = BlockTable(self.pool)
         self.sequences.append(sequence)
@@ -87,7 +89,6 @@ class World:
         cached = sequence.num_computed_tokens
         new = len(sequence.token_ids) - cached if new is None else new
         assert sequence.table is not None
-        self.copies: list[Copy] = getattr(self, "copies", [])
         self.copies += sequence.table.append(new)
         sequence.num_computed_tokens += new
         return Row(sequence, new, cached, sequence.draws() if sampled else ())

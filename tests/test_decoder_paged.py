@@ -6,14 +6,18 @@ A slot that was never written, or whose block belongs to somebody else, must not
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servelab.decoder import DenseDecoder
-from servelab.serving import Row
+from servelab import models
+from servelab.decoder import DenseDecoder, KvStore, PagedDecoder, TorchRunner, greedy
+from servelab.decoder.staging import DeviceTables, upload
+from servelab.paging import BlockPool, BlockTable, PoolShape, move
+from servelab.serving import Engine, Plan, Row, RunnerLost, SamplingParams
 from tests.plans import SpyRunner, World, dense_logits, twins
 from tests.tiny import CONFIGS
 
@@ -61,3 +65,205 @@ def test_any_mixture_of_rows_equals_the_dense_decoder(
             world.step(rows)
             if any(row.samples for row in rows):
                 check_rows(world, dense, rows)
+
+
+Pairs = dict[str, tuple[DenseDecoder, SpyRunner]]
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "qwen3", "mistral-window"])
+def test_b30_neighbours_order_and_padding_do_not_change_a_row(pairs: Pairs, name: str) -> None:
+    runner = pairs[name][1]
+    chance = random.Random(5)
+    prompts = [[chance.randrange(97) for _ in range(n)] for n in (3, 17, 1, 8)]
+
+    def generated(order: list[int]) -> dict[int, list[int]]:
+        world = World(runner, 40, 4, seed=sum(order))
+        sequences = {index: world.add(prompts[index]) for index in order}
+        for _ in range(8):
+            world.step([world.row(sequences[index]) for index in order])
+        return {index: sequence.token_ids for index, sequence in sequences.items()}
+
+    alone = {index: generated([index])[index] for index in range(4)}
+    assert len({token for tokens in alone.values() for token in tokens[-8:]}) > 4
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 3]):
+        assert generated(order) == {index: alone[index] for index in order}
+
+
+@pytest.mark.parametrize("cached", [1, 4, 7, 8])
+def test_b41_a_prefix_hit_starts_at_its_position_and_reads_the_cached_keys(
+    pairs: Pairs, cached: int
+) -> None:
+    dense, runner = pairs["llama-gqa"]
+    world = World(runner, 20, 4)
+    tokens = list(range(40, 52))
+    first = world.add(tokens)
+    world.step([world.row(first, cached, sampled=False)])
+    second = world.add(tokens)  # a table of its own that begins with the same blocks
+    assert first.table is not None
+    second.table, second.num_computed_tokens = first.table.fork(), cached
+    rows = [world.row(second)]
+    assert len(world.copies) == (cached % 4 != 0)  # a block that is not full is copied
+    world.step(rows)
+    check_rows(world, dense, rows)
+    rows = [world.row(first)]  # whose keys the other must not have touched
+    world.step(rows)
+    check_rows(world, dense, rows)
+
+
+def test_swapped_sequences_go_on_where_they_were(pairs: Pairs) -> None:
+    dense, runner = pairs["qwen3"]
+    world = World(runner, 12, 4, num_swap_blocks=9)
+    host = BlockPool(9, 4)
+    sequence, other = world.add(range(10)), world.add(range(50, 57))
+    world.step([world.row(sequence), world.row(other)])
+    (sequence.table,), out = move([sequence.table], host)
+    assert len(out) == 3
+    runner.execute(Plan(swap_out=out))
+    for old, _ in out:
+        runner.store.data[:, :, old] = torch.nan
+    filler = BlockTable(world.pool)  # so that it comes back to other blocks
+    filler.append(5)
+    (sequence.table,), back = move([sequence.table], world.pool)
+    assert [new for _, new in back] != [old for old, _ in out]
+    rows = [world.row(sequence), world.row(other)]
+    world.result = runner.execute(Plan(rows, swap_in=back))
+    check_rows(world, dense, rows)
+
+
+def test_copies_are_carried_out_one_after_the_other() -> None:
+    store = KvStore(models.get("smollm2-135m"), PoolShape(6, 2))
+    for block in range(6):
+        store.data[:, :, block] = block
+    store.copy([(1, 2), (2, 3), (4, 5), (1, 4), (5, 1)])
+    kept = store.data[:, :, :, 0, 0, 0]
+    assert torch.equal(kept, torch.tensor([0.0, 4, 1, 1, 1, 4]).expand_as(kept))
+
+
+def test_b15_a_reused_or_shortened_row_has_no_stale_entry() -> None:
+    pool, device = BlockPool(40, 2), torch.device("cpu")
+    tables = DeviceTables(2, device)
+
+    def entries(table: BlockTable, first_new: int) -> list[int]:
+        tables.begin([table.id], 4)
+        row = tables.place(table, first_new)
+        tables.write(*upload(device, [tables.places, tables.blocks]))
+        return tables.entries[row].tolist()
+
+    long = BlockTable(pool)
+    long.append(8)
+    assert entries(long, 0) == [1, 2, 3, 4, 0, 0, 0, 0]
+    long.truncate(3)
+    assert entries(long, 2) == [1, 2, 0, 0, 0, 0, 0, 0]
+    long.append(5)
+    assert entries(long, 3) == [1, 2, *long.blocks[2:], 0, 0, 0, 0]
+    for _ in range(5):  # more tables than rows: they are used again
+        short = BlockTable(pool)
+        short.append(1)
+        assert entries(short, 0) == [short.blocks[0], 0, 0, 0, 0, 0, 0, 0]
+    assert len(tables.entries) == 2
+    assert entries(long, 7) == [*long.blocks, 0, 0, 0, 0]  # all of it, since its row was lost
+
+
+def test_only_the_block_of_the_new_token_is_sent(pairs: Pairs) -> None:
+    world = World(pairs["llama-gqa"][1], 60, 2)
+    for length in (9, 14, 3):
+        world.add(range(length))
+    world.step([world.row(sequence) for sequence in world.sequences])
+    tables = world.runner._tables
+    for _ in range(3):
+        world.step([world.row(sequence) for sequence in world.sequences])
+        assert len(tables.places) == 3
+
+
+def test_a_failed_step_leaves_the_runner_usable(pairs: Pairs) -> None:
+    dense, runner = pairs["llama-gqa"]
+    world = World(runner, 20, 4)
+    good, bad = world.add([1, 2, 3]), world.add([4, 97])
+    row = world.row(good)
+    with pytest.raises(ValueError, match="token id 97 is not in the vocabulary, 0 to 96"):
+        runner.execute(Plan([row, world.row(bad)]))
+    bad.table = None
+    with pytest.raises(ValueError, match="r1/0 has no block table"):
+        runner.execute(Plan([row, Row(bad, 1, 0, ())]))
+    world.step([row])
+    check_rows(world, dense, [row])
+    assert runner.execute(Plan()).tokens == []
+
+
+def test_samples_of_one_row_and_reports_come_back_in_the_plans_order(pairs: Pairs) -> None:
+    dense, runner = pairs["llama-gqa"]
+    world = World(runner, 20, 4)
+    several = world.add([5, 6, 7], SamplingParams(n=3, seed=1, logprobs=2))
+    several.seats = 3
+    chunk, single = world.add(range(9)), world.add([8], SamplingParams(temperature=0, logprobs=0))
+    rows = [world.row(several), world.row(chunk, 4, sampled=False), world.row(single)]
+    result = runner.execute(Plan(rows))
+    assert [len(tokens) for tokens in result.tokens] == [3, 0, 1]
+    assert result.logprobs is not None
+    assert result.logprobs[1] is None
+    for row, tokens, reports in zip(rows, result.tokens, result.logprobs, strict=True):
+        expected = dense_logits(dense, row.sequence.token_ids).log_softmax(-1)
+        for token, report in zip(tokens, reports or [], strict=True):
+            assert next(iter(report)) == token
+            for shown, logprob in report.items():
+                assert logprob == pytest.approx(float(expected[shown]), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_engine_generates_what_the_dense_decoder_does(pairs: Pairs, name: str) -> None:
+    """A pool so small that sequences are pre-empted, chunks of 5 tokens, prefixes shared."""
+    dense, runner = pairs[name]
+    engine = Engine(runner, num_blocks=14, block_size=3, max_num_batched_tokens=5, max_num_seqs=4)
+    runner.store.poison()
+    chance = random.Random(2)
+    common = [chance.randrange(97) for _ in range(7)]
+    prompts = [common + [chance.randrange(97) for _ in range(n)] for n in (1, 4, 2, 9, 1)]
+    answers = engine.generate(prompts, SamplingParams(temperature=0, max_tokens=9))
+    assert sum(answer.num_preemptions for answer in answers) > 0
+    assert sum(answer.num_cached_tokens for answer in answers) > 0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = greedy(dense, torch.tensor([prompt]), 9)[0].tolist()
+        assert answer.outputs[0].token_ids == expected
+
+
+def test_what_cannot_be_run_is_refused(pairs: Pairs) -> None:
+    runner = TorchRunner(PagedDecoder(pairs["llama-gqa"][0].spec).initialise())
+    with pytest.raises(RuntimeError, match="no pool yet"):
+        runner.execute(Plan())
+    with pytest.raises(MemoryError, match=r"a pool of 1000000000000 blocks needs .* GiB on cpu"):
+        runner.bind(PoolShape(10**12, 1024))
+    runner.attention.index_bits = 32
+    with pytest.raises(ValueError, match="largest index of 32 bits"):
+        runner.bind(PoolShape(2**22 + 1, 16))  # at 2**22 the last element is number 2**31 - 1
+    with pytest.raises(ValueError, match="attention must be 'reference' or 'triton', got 'flash'"):
+        TorchRunner(runner.model, attention="flash")
+    with pytest.raises(ValueError, match=r"dtype must be one of .*, got torch\.float8_e5m2"):
+        PagedDecoder(runner.spec, dtype=torch.float8_e5m2)
+    for share in (0, 1.1):
+        with pytest.raises(ValueError, match="utilization must be over 0 and at most 1"):
+            runner.available_kv_bytes(share)
+    assert 0 < runner.available_kv_bytes(0.5) <= 2**30
+    spec = runner.spec
+    wide = replace(spec.layers[0], mlp=replace(spec.layers[0].mlp, width=81))
+    with pytest.raises(ValueError, match="all layers must have one shape"):
+        PagedDecoder(replace(spec, layers=(wide, *spec.layers[1:])))
+    with pytest.raises(ValueError, match="learned positions"):
+        PagedDecoder(models.get("opt-13b"), device="meta")
+
+
+def test_a_device_that_does_not_answer_is_lost(
+    pairs: Pairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(pairs["llama-gqa"][1], 20, 4)
+    row = world.row(world.add([1, 97]))
+
+    def fault(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fault)
+    with pytest.raises(ValueError, match="token id 97"):
+        world.runner.execute(Plan([row]))
+    monkeypatch.setattr(world.runner, "device", torch.device("cuda"))
+    monkeypatch.setattr(world.runner, "logits", fault)
+    with pytest.raises(RunnerLost, match="the CUDA device is lost: CUDA error: an illegal"):
+        world.runner.execute(Plan([row]))

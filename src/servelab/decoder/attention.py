@@ -107,7 +107,8 @@ class ReferenceAttention:
         """Return what the queries (N, H, d) read, in the same shape."""
         if self._batch is not batch:  # the first layer of a step: the others read alike
             self._plan(batch, layer_cache.shape[2])
-        keys, values = layer_cache.flatten(1, 2)  # each (slots, K, d)
+        flat = layer_cache.flatten(1, 2)  # (2, slots, K, d)
+        keys, values = flat[0], flat[1]
         parts = []
         if self._decode is not None:
             parts.append(self._decode.attend(keys, values, q, scale, window))

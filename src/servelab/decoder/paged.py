@@ -24,6 +24,11 @@ from servelab.decoder.rope import Rope, Rotation, rotate, turn
 from servelab.models import ModelSpec
 from servelab.units import check_positive
 
+#: Number formats of weights, keys and values, as the calculators call them.
+DTYPE_NAMES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
+}  # fmt: skip
+
 # Shapes below: N new tokens of all rows, L positions to draw from, D hidden size, M MLP width, H
 # query heads, K KV heads, d head_dim, V vocabulary.
 
@@ -33,7 +38,8 @@ class PagedDecoder(nn.Module):
 
     Parameters: ``spec`` the shape; ``rope`` its rotary positions; ``norm_eps``; ``device``,
     ``dtype`` of all parameters. They are not initialised: see ``initialise`` and ``weights``.
-    Raises: ``ValueError`` where the spec is not of the Llama type, or its layers differ.
+    Raises: ``ValueError`` where the spec is not of the Llama type, or its layers differ, and for
+    other dtypes than float64, float32, float16 and bfloat16.
     """
 
     def __init__(
@@ -45,6 +51,8 @@ class PagedDecoder(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
+        if dtype not in DTYPE_NAMES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPE_NAMES.values())}, got {dtype}")
         self.head_dim = check_llama_type(spec)
         shapes = {replace(layer.plain()[0], window=None) for layer in spec.layers}
         if len(shapes) > 1 or len({layer.mlp for layer in spec.layers}) > 1:
@@ -186,15 +194,21 @@ class PagedLayer(nn.Module):
         qk = rotate(qk, rotation)  # (N, H + K, d): queries and keys turn alike
         attention.write(layer_cache, qk[:, heads:], qkv[:, heads + kv_heads :], batch)
         read = attention.attend(layer_cache, qk[:, :heads], batch, self.scale, window)  # (N, H, d)
-        hidden = hidden + F.linear(read.flatten(1), self.o_proj, self.o_proj_bias)  # (N, D)
+        hidden = add_linear(hidden, read.flatten(1), self.o_proj, self.o_proj_bias)  # (N, D)
         x = rms_norm(hidden, self.post_attention_norm, self.norm_eps)  # (N, D)
         gate, up = F.linear(x, self.gate_up_proj, self.gate_up_proj_bias).chunk(2, dim=1)  # (N, M)
-        return hidden + F.linear(F.silu(gate) * up, self.down_proj, self.down_proj_bias)  # (N, D)
+        return add_linear(hidden, F.silu(gate) * up, self.down_proj, self.down_proj_bias)  # (N, D)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return ``x`` (..., width) scaled to unit mean square and weighted; torch widens inside."""
     return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def add_linear(hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``hidden`` (N, D) and what a linear layer makes of ``x``: one kernel adds both."""
+    out = torch.addmm(hidden, x, weight.t())  # (N, D)
+    return out if bias is None else out + bias
 
 
 def _empty(*size: int, dtype: torch.dtype) -> nn.Parameter:

@@ -22,16 +22,12 @@ from torch import Tensor
 from servelab.decoder.attention import AttentionBackend, ReferenceAttention, StepBatch
 from servelab.decoder.checkpoint import Checkpoint
 from servelab.decoder.kv_store import KvStore
-from servelab.decoder.paged import PagedDecoder
+from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder
 from servelab.decoder.sampler import Draws, sample
 from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import BlockTable, PoolShape
 from servelab.serving.plan import Plan, Row, RunnerLost, StepResult, Tokenizer
 from servelab.units import GiB, check_count
-
-_NAMES = {
-    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
-}  # fmt: skip
 
 
 class TorchRunner:
@@ -39,7 +35,7 @@ class TorchRunner:
 
     Parameters: ``model``; ``attention`` "reference", "triton", or a backend (None: Triton on a
     CUDA device, else the reference); ``tokenizer``; ``eos_token_ids`` that end a sequence.
-    Raises: ``ValueError`` for an unknown backend or dtype.
+    Raises: ``ValueError`` for an unknown backend.
 
     >>> from servelab import models
     >>> from servelab.serving import Engine, SamplingParams
@@ -57,11 +53,8 @@ class TorchRunner:
         tokenizer: Tokenizer | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
     ) -> None:
-        if model.dtype not in _NAMES:
-            known = ", ".join(_NAMES.values())
-            raise ValueError(f"dtype must be one of {known}, got {model.dtype}")
         self.model, self.device, self.spec = model, model.device, model.spec
-        self.kv_dtype, self.vocab_size = _NAMES[model.dtype], model.spec.vocab_size
+        self.kv_dtype, self.vocab_size = DTYPE_NAMES[model.dtype], model.spec.vocab_size
         self.tokenizer, self.eos_token_ids = tokenizer, eos_token_ids
         self.reports_logprobs = True
         self.attention = _backend(attention, self.device)
