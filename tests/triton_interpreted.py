@@ -7,18 +7,23 @@ written, and every table names a block that does not exist behind its row's cont
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 from servelab.decoder import KvStore, PagedDecoder, StepBatch, triton_kernels
 from servelab.decoder.graphs import DecodeGraphs
 from servelab.decoder.triton_attention import TritonAttention
-from servelab.models import ModelSpec
+from servelab.measure import Record, probe
+from servelab.models import Attention, ModelSpec
 from servelab.paging import NULL_BLOCK, PoolShape
 from tests.triton_steps import Step, random_step
+from tools.gpu_check import measure_attention, measure_steps
 
 assert triton_kernels.INTERPRETED, "run me with TRITON_INTERPRET=1"
 
+DEVICE = probe()
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 CONFIG = {
     "model_type": "llama",
@@ -29,7 +34,7 @@ CONFIG = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-MIXED = [(1, 0), (1, 70), (1, 15), (5, 3), (33, 40)]
+MIXED = [(1, 0), (1, 70), (1, 15), (5, 3), (18, 40)]
 
 
 def check(step: Step, window: int | None = None, num_splits: int | None = None) -> None:
@@ -120,6 +125,16 @@ def test_a_model_decodes_through_padded_buckets_as_without() -> None:
             torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
             assert logits.isfinite().all()
     assert graphs.captured == [1, 4]
+
+
+def test_what_gpu_check_measures_it_measures_of_anything() -> None:
+    heads = measure_attention(1, 20, Attention(4, 2, 16), device="cpu", samples=1)
+    assert heads["paged_decode_bandwidth"].amount == (20 * 2 * 2 * 16 + 2 * 4 * 16) * 2
+    steps = measure_steps(ModelSpec.from_config(CONFIG), 1, 20, device="cpu", samples=1)
+    for series in (heads, steps):
+        assert [len(m.seconds) for m in series.values()] == [3, 3]
+        assert len(json.loads(Record("2026-01-01", DEVICE, (*series.values(),)).to_json())) == 5
+    assert steps["graph_step_bandwidth"].shape == (1, 20, 2, 64)
 
 
 def test_what_the_kernels_do_not_compute_is_refused() -> None:
