@@ -53,8 +53,17 @@ def check(step: Step, window: int | None = None, num_splits: int | None = None) 
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=TOLERANCE[step.q.dtype])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("window", [None, 1, 20])
+@pytest.mark.parametrize(
+    ("dtype", "window"),
+    [
+        (torch.float32, None),
+        (torch.float32, 1),
+        (torch.float16, 20),
+        (torch.bfloat16, None),
+        (torch.bfloat16, 20),
+    ],
+    ids=str,
+)
 def test_a_mixed_step(dtype: torch.dtype, window: int | None) -> None:
     check(random_step(MIXED, dtype=dtype, kv_heads=1), window)
 
@@ -68,17 +77,18 @@ def test_any_block_size_at_its_borders(block_size: int) -> None:
 
 @pytest.mark.parametrize(
     ("group", "head_dim"),
-    [(1, 80), (1, 64), (3, 64), (3, 128), (4, 16), (4, 80), (8, 128), (8, 16), (16, 64), (5, 256)],
+    [(1, 80), (3, 128), (4, 16), (4, 64), (8, 128), (8, 80), (16, 64), (5, 256)],
 )
 def test_any_group_and_head_dim(group: int, head_dim: int) -> None:
     kv_heads = 2 if group <= 4 else 1
     check(random_step([(1, 20), (3, 40)], group=group, head_dim=head_dim, kv_heads=kv_heads))
 
 
-@pytest.mark.parametrize("num_splits", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize(
+    ("num_splits", "window"), [(1, None), (2, None), (3, 70), (4, None), (5, 70), (5, None)]
+)
 def test_any_number_of_splits_empty_ones_included(num_splits: int, window: int | None) -> None:
-    rows = [(1, 0), (1, 200), (2, 129)]  # 1, 4 (window: 2) and 3 tiles of keys
+    rows = [(1, 0), (1, 100), (2, 69)]  # 1, 4 (window: 3) and 3 tiles of keys
     check(random_step(rows, kv_heads=1, group=3), window, num_splits)
 
 
