@@ -12,12 +12,13 @@ import json
 import pytest
 import torch
 
-from servelab.decoder import KvStore, PagedDecoder, StepBatch, triton_kernels
+from servelab.decoder import KvStore, PagedDecoder, StepBatch, TorchRunner, triton_kernels
 from servelab.decoder.graphs import DecodeGraphs
 from servelab.decoder.triton_attention import TritonAttention
 from servelab.measure import Record, probe
 from servelab.models import Attention, ModelSpec
 from servelab.paging import NULL_BLOCK, PoolShape
+from servelab.serving import Engine, SamplingParams
 from tests.triton_steps import Step, random_step
 from tools.gpu_check import measure_attention, measure_steps
 
@@ -135,6 +136,20 @@ def test_a_model_decodes_through_padded_buckets_as_without() -> None:
             torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
             assert logits.isfinite().all()
     assert graphs.captured == [1, 4]
+
+
+def test_an_engine_on_the_kernels_answers_as_on_the_reference() -> None:
+    model = PagedDecoder(ModelSpec.from_config(CONFIG)).initialise(std=0.2)
+    answers = []
+    for attention in ("reference", "triton"):
+        runner = TorchRunner(model, attention)
+        engine = Engine(runner, num_blocks=12, block_size=3)
+        runner.store.poison()
+        params = SamplingParams(temperature=0, max_tokens=4)
+        outputs = engine.generate([[1, 2, 3, 4, 5], [9], [7, 8, 7]], params)
+        answers.append([output.outputs[0].token_ids for output in outputs])
+    assert answers[0] == answers[1]
+    assert len({token for tokens in answers[0] for token in tokens}) > 4
 
 
 def test_what_gpu_check_measures_it_measures_of_anything() -> None:
