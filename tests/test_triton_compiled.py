@@ -30,15 +30,17 @@ def check(kernel: Any, most_spilled_bytes: int = 0) -> None:
     assert found["STACK"] <= most_spilled_bytes, found
 
 
-@pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("is_decode", [True, False], ids=["decode", "chunk"])
 @pytest.mark.parametrize(
-    ("dtype", "group", "head_dim"),
+    ("capability", "dtype", "group", "head_dim"),
     [
-        ("bfloat16", 4, 128),
-        ("bfloat16", 3, 64),
-        ("float16", 8, 128),
-        ("float32", 4, 128),
+        (80, "bfloat16", 4, 128),
+        (90, "bfloat16", 4, 128),
+        (90, "bfloat16", 3, 64),
+        (80, "float16", 8, 64),
+        (90, "float16", 1, 128),
+        (80, "float32", 4, 128),
+        (90, "float32", 4, 64),
     ],
 )
 def test_attention_multiplies_on_tensor_cores(

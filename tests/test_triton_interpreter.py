@@ -70,3 +70,15 @@ def test_splits_fill_the_device_and_are_never_empty_by_choice(programs: int, con
 
 def test_b12_b13_slots_are_counted_in_64_bits() -> None:
     assert TritonAttention.index_bits == 64
+
+
+def test_gpu_check_says_so_where_there_is_no_gpu() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "gpu_check.py")],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "no CUDA device here: nothing was checked and nothing measured\n"
+    assert not done.stdout

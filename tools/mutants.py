@@ -2,8 +2,9 @@
 
 ``python tools/mutants.py [WORD ...]``, or ``make mutants``: all mutants, or those whose name holds
 one of the words. A table of mutants stands beside the tests of its room; each mutant names the test
-that must fail on it. Random histories are tried on each mutant too, to see what they alone would
-find. The exit code is 0 only if every named test failed, and all tests pass on the unchanged copy.
+that must fail on it. Where a room has random histories, they are tried on each mutant too, to see
+what they alone would find. The exit code is 0 only if every named test failed, and all tests pass
+on the unchanged copy.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests import paging_mutants  # noqa: E402
+from tests import paging_mutants, triton_mutants  # noqa: E402
 
-TABLES = (paging_mutants,)
+TABLES = (paging_mutants, triton_mutants)
 
 # Shrinking a counterexample takes long, and nobody reads it here.
 _HISTORIES = """
@@ -34,13 +35,13 @@ run_histories()
 """
 
 
-def start(package: Path, *words: str) -> subprocess.Popen[str]:
+def start(package: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
     """Start Python on the package in ``package``, ahead of the installed one."""
     path = os.pathsep.join([str(package), str(ROOT)])
     return subprocess.Popen(
         [sys.executable, *words],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -50,8 +51,10 @@ def start(package: Path, *words: str) -> subprocess.Popen[str]:
 def failures(package: Path, table: ModuleType) -> tuple[list[str], bool]:
     """Return the names of the tests that fail, in order, and whether random histories fail."""
     # Both at once: each uses one core.
-    histories = start(package, "-c", _HISTORIES.format(module=table.HISTORIES))
-    tests = start(package, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", table.TESTS)
+    script = _HISTORIES.format(module=table.HISTORIES) if table.HISTORIES else ""
+    histories = start(package, "-c", script)
+    words = ("-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", table.TESTS)
+    tests = start(package, *words, **getattr(table, "ENVIRONMENT", {}))
     output, _ = tests.communicate()
     names = re.findall(r"^(?:FAILED|ERROR) [^:]+::(\w+)", output, re.MULTILINE)
     histories.communicate()

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from servelab.decoder.attention import AttentionBackend, ReferenceAttention, StepBatch
 from servelab.decoder.checkpoint import Checkpoint
+from servelab.decoder.graphs import DecodeGraphs, Outputs
 from servelab.decoder.kv_store import KvStore
 from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder
 from servelab.decoder.sampler import Draws, sample
@@ -28,6 +29,8 @@ from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import BlockTable, PoolShape
 from servelab.serving.plan import Plan, Row, RunnerLost, StepResult, Tokenizer
 from servelab.units import GiB, check_count
+
+_MAX_GRAPH_ROWS = 256  # of a decode step that is a CUDA graph; larger ones compute long enough
 
 
 class TorchRunner:
@@ -59,6 +62,7 @@ class TorchRunner:
         self.reports_logprobs = True
         self.attention = _backend(attention, self.device)
         self._store: KvStore | None = None
+        self._graphs: DecodeGraphs | None = None
         self._tables = DeviceTables(1, self.device)
 
     @classmethod
@@ -110,6 +114,15 @@ class TorchRunner:
         self._store = None  # the old pool's memory goes before the new one's is asked for
         self._store = KvStore(self.spec, shape, num_swap_blocks, self.device, self.model.dtype)
         self._tables = DeviceTables(shape.block_size, self.device)
+        if self.attention.name == "triton":  # the other reads lengths on the host
+            longest = min(shape.num_slots, self.spec.max_context_tokens or shape.num_slots)
+            self._graphs = DecodeGraphs(
+                self._every_row,
+                max_rows=_MAX_GRAPH_ROWS,
+                table_width=shape.blocks_for(longest),
+                block_size=shape.block_size,
+                device=self.device,
+            )
 
     @property
     def store(self) -> KvStore:
@@ -164,8 +177,15 @@ class TorchRunner:
 
     def logits(self, batch: StepBatch, last: Tensor) -> Tensor:
         """Return the logits (L, V) behind the tokens at the places ``last`` (L) of a batch."""
+        if self._graphs is not None and len(last) == len(batch.rows):
+            return self._graphs.run(batch)[0]
         logits: Tensor = self.model.forward(batch, self.store.data, self.attention, last)
         return logits
+
+    def _every_row(self, batch: StepBatch) -> Outputs:
+        """Return the logits (R, V) behind the last token of every row."""
+        last = batch.query_starts[1:].long() - 1  # (R)
+        return (self.model.forward(batch, self.store.data, self.attention, last),)
 
     def _stage(self, rows: Sequence[Row]) -> tuple[StepBatch, Tensor, Draws]:
         """Return a step's tensors, the places to draw from, and what to draw there."""

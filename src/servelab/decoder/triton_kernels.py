@@ -147,7 +147,8 @@ def attend_kernel(
         block = tl.load(table + key_position // BLOCK_SIZE, mask=is_key, other=0)
         slot = block.to(tl.int64) * BLOCK_SIZE + key_position % BLOCK_SIZE
         element = ((slot * NUM_KV_HEADS + kv_head) * HEAD_DIM)[:, None] + dim[None, :]  # (T, d)
-        # What is no key of this row is never read, and is 0: NaN times a weight of 0 is NaN.
+        # What is no key of this row is never read, and counts as 0, not as whatever stands there: a
+        # score is replaced below, but a value is multiplied by a weight of 0, and 0 NaN is NaN.
         is_loaded = is_key[:, None] & is_dim[None, :]
         keys = tl.load(key_cache + element, mask=is_loaded, other=0).to(DOT_DTYPE)
         values = tl.load(value_cache + element, mask=is_loaded, other=0).to(DOT_DTYPE)

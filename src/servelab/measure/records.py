@@ -31,8 +31,9 @@ class Measurement:
 
     Parameters: ``quantity`` one of ``UNITS``; ``dtype`` of the elements; ``shape`` of the work: the
     elements of the buffer; rows, d_in, d_out of a matrix product; rows, context, query heads, KV
-    heads, head_dim, block size of attention; rows, context, layers, hidden size of a step; ``amount`` of FLOP or bytes
-    (read and written) in one execution; ``seconds`` of each execution, warm-up left out, in order.
+    heads, head_dim, block size of attention; rows, context, layers, hidden size of a step;
+    ``amount`` of FLOP or bytes (read and written) in one execution; ``seconds`` of each execution,
+    warm-up left out, in order.
     Raises: ``TypeError``, ``ValueError`` that names the field and the rule it broke.
 
     >>> copied = Measurement("copy_bandwidth", "fp32", (250_000,), 2_000_000, (1e-3, 2e-3, 1e-3))
