@@ -184,7 +184,7 @@ def saturate(
     >>> from servelab.paging.layouts import PagedCache
     >>> run = saturate(PagedCache(num_blocks=64, block_size=16), repeat((16, 32)), steps=400)
     >>> run.finished, round(run.fill, 3)
-    (312, 0.804)
+    (312, 0.797)
     """
     check_count("steps", steps)
     check_count("max_batched_tokens", max_batched_tokens)
