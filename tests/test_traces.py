@@ -2,16 +2,14 @@
 
 import gzip
 import json
-from importlib import resources
 from itertools import pairwise
 
 import pytest
 
 from servelab.paging import OutOfBlocks
-from servelab.serving import Arrival, BadTrace, Trace, poisson, read_trace
+from servelab.serving import Arrival, BadTrace, Trace, poisson, read_trace, traces
 from servelab.serving.hits import engine_hit_rate, plain_hit_rate
 
-DATA = resources.files("servelab") / "data/traces"
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 ROW = "2023-11-16 18:15:46.6805900,374,44"
 LATER = "2023-11-16 18:15:50.9951690,396,109"
@@ -34,19 +32,25 @@ def jsonl(*rows):
 @pytest.mark.parametrize(
     ("name", "requests", "prompt_tokens", "output_tokens"),
     [
-        ("azure_2023_conv.csv", 19_366, 22_361_870, 4_088_665),
-        ("azure_2023_code.csv", 8_819, 18_059_974, 245_896),
-        ("mooncake_conversation.jsonl", 12_031, 144_793_823, 4_122_048),
-        ("mooncake_synthetic.jsonl", 3_993, 61_194_628, 595_432),
+        ("azure_2023_conv", 19_366, 22_361_870, 4_088_665),
+        ("azure_2023_code", 8_819, 18_059_974, 245_896),
+        ("mooncake_conversation", 12_031, 144_793_823, 4_122_048),
+        ("mooncake_synthetic", 3_993, 61_194_628, 595_432),
     ],
 )
 def test_published_traces(name, requests, prompt_tokens, output_tokens):
-    trace = read_trace(str(DATA / f"{name}.gz"))
-    assert trace.name == name.split(".")[0]
+    trace = traces.get(name)
+    assert trace.name == name
     assert len(trace.arrivals) == requests
     assert (trace.prompt_tokens, trace.output_tokens) == (prompt_tokens, output_tokens)
     assert trace.arrivals[0].seconds == 0
     assert trace.shares_prefixes == name.startswith("mooncake")
+
+
+def test_the_bundled_traces_are_named():
+    assert len(traces.names()) == 4
+    with pytest.raises(KeyError, match="no bundled trace 'azure'; near: azure_2023_code"):
+        traces.get("azure")
 
 
 def test_azure_times_and_lengths(tmp_path):
@@ -205,7 +209,7 @@ HITS = {
 
 @pytest.mark.parametrize("name", HITS)
 def test_plain_hit_rates_of_the_published_traces(name):
-    trace = read_trace(str(DATA / f"{name}.jsonl.gz"))
+    trace = traces.get(name)
     found = [plain_hit_rate(trace, blocks) for blocks in (None, 1_000, 10_000, 50_000)]
     assert found == pytest.approx(HITS[name], abs=0.005)
     # The engine's rule loses partial blocks and the last block of whole prompts: little here.
