@@ -25,6 +25,7 @@ MODULES = {
     "kv": "kv",
     "fit": "fit",
     "time": "timing",
+    "simulate": "simulate",
     "explain": "explain",
     "explain-log": "explain_log",
     "hardware": "chips",

@@ -34,7 +34,7 @@ from servelab.roofline.operators import (
     visible_pairs,
 )
 from servelab.roofline.step import step_cost
-from servelab.units import check_count
+from servelab.units import check_count, dtype_bits
 
 # Operators of `step_cost` whose cost depends on more than the number of new tokens.
 _SEE_SEQUENCES = frozenset({"attention", "index", "recurrence"})
@@ -54,8 +54,8 @@ class Pricer:
 
     Parameters: ``dtype`` of arithmetic, activations and weights; ``kv_dtype`` of the cache and
     ``weight_dtype`` where they differ (None: ``dtype``).
-    Raises: ``ValueError`` where the chip has no peak rate for ``dtype``; ``UnsupportedConfig``
-    where the configuration leaves out what the weights depend on.
+    Raises: ``ValueError`` for an unknown dtype, or where the chip has no peak rate for ``dtype``;
+    ``UnsupportedConfig`` where the configuration leaves out what the weights depend on.
 
     >>> from servelab import hardware, models, roofline
     >>> spec, chip = models.get("qwen3-8b"), hardware.get("h100-sxm-80gb")
@@ -76,6 +76,8 @@ class Pricer:
         spec.require_parameters()
         self.spec, self.chip, self.dtype = spec, chip, dtype
         self.kv_dtype, self.weight_dtype = kv_dtype or dtype, weight_dtype or dtype
+        for stored in (self.kv_dtype, self.weight_dtype):
+            dtype_bits(stored)  # refuses an unknown one now, not at the first step
         self._flop_per_second = chip.peak(dtype)
         self._bytes_per_second = chip.bandwidth_bytes_per_second
         self._of_tokens: dict[int, Price] = {}

@@ -1,8 +1,8 @@
 """How much of the prompts a cache of so many blocks would have held, without serving them.
 
 Models: prompts one after another as a trace names their blocks, each needing all of its blocks at
-once; a hit is a block found with all before it. Two policies: a plain one, an upper bound for caches
-that evict the least recently used block, and the engine's own, by its own pool and prefix cache.
+once; a hit is a block found with all before it. Two policies, both of which evict what was used
+least recently: a plain one, and the engine's own, by its own pool and prefix cache.
 
 Assumes: a block's id stands for its tokens and all before them, as Mooncake's do.
 

@@ -98,8 +98,10 @@ class RooflineRunner:
     def available_kv_bytes(self, utilization: float) -> int:
         """Return what the chip has left for the cache, by the budget of `servelab.memory`.
 
-        Raises: ``ValueError`` where nothing is left.
+        Raises: ``ValueError`` where nothing is left, or a token leaves nothing in a cache.
         """
+        if not self.spec.kv_bytes_per_token(kv_dtype=self.kv_dtype, view="reserved"):
+            raise ValueError(f"{self.spec.name} caches no tokens: memory sets no number of blocks")
         budget = memory.budget(
             self.spec, self.chip, utilization, self.pricer.weight_dtype, self.reserve_bytes
         )

@@ -133,7 +133,10 @@ class Simulation:
 
     @property
     def prefix_hit_rate(self) -> float:
-        """Return the share of queried tokens that the prefix cache had: vLLM's definition."""
+        """Return the share of tokens looked up that the prefix cache had.
+
+        A pre-empted sequence is looked up again when it comes back.
+        """
         queried = self.counters.queried_tokens
         return self.counters.cached_tokens / queried if queried else 0.0
 

@@ -25,10 +25,11 @@ import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from servelab.units import check_count, check_positive
+from servelab.units import check_count, check_positive, near_names
 
 #: Tokens of the prompt that one of Mooncake's hash ids stands for.
 MOONCAKE_BLOCK_TOKENS = 512
@@ -36,6 +37,7 @@ MOONCAKE_BLOCK_TOKENS = 512
 # Ids that a runner may give to what is not shared begin above.
 _LARGEST_ID = 2**60
 _LARGEST_COUNT = 10**9
+_BUNDLED = resources.files("servelab") / "data/traces"
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOONCAKE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 
@@ -181,6 +183,30 @@ def read_trace(path: str | os.PathLike[str], num_requests: int | None = None) ->
     start = arrivals[0].seconds
     name = path.name.removesuffix(".gz").rsplit(".", 1)[0]
     return Trace(name, tuple(a._replace(seconds=a.seconds - start) for a in arrivals))
+
+
+def names() -> list[str]:
+    """Return the names of the bundled traces.
+
+    >>> "azure_2023_conv" in names()
+    True
+    """
+    return sorted(f.name.split(".")[0] for f in _BUNDLED.iterdir() if f.name.endswith(".gz"))
+
+
+def get(name: str, num_requests: int | None = None) -> Trace:
+    """Return a bundled trace, or its first ``num_requests``.
+
+    Raises: ``KeyError`` for an unknown name; the message lists near ones.
+
+    >>> get("mooncake_synthetic", 100).prompt_tokens
+    1442462
+    """
+    for file in _BUNDLED.iterdir():
+        if file.name.endswith(".gz") and file.name.split(".")[0] == name:
+            with resources.as_file(file) as path:
+                return read_trace(path, num_requests)
+    raise KeyError(f"no bundled trace {name!r}; near: {near_names(name, names())}")
 
 
 class _Lines:
