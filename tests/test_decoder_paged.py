@@ -145,7 +145,7 @@ def test_b15_a_reused_or_shortened_row_has_no_stale_entry() -> None:
 
     def entries(table: BlockTable, first_new: int) -> list[int]:
         tables.begin([table.id], 4)
-        row = tables.place(table, first_new)
+        row = tables.place(table, first_new, table.slots(first_new))
         tables.write(*upload(device, [tables.places, tables.blocks]))
         return tables.entries[row].tolist()
 

@@ -189,7 +189,7 @@ class TorchRunner:
 
     def _stage(self, rows: Sequence[Row]) -> tuple[StepBatch, Tensor, Draws]:
         """Return a step's tensors, the places to draw from, and what to draw there."""
-        size, tables = self.store.shape.block_size, self._tables
+        tables = self._tables
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
@@ -201,17 +201,17 @@ class TorchRunner:
         longest = max(contexts)
         width = self.store.shape.blocks_for(longest)
         held = [_table_of(row) for row in rows]
-        tables.begin([table.id for table in held], max(len(table.blocks) for table in held))
+        tables.begin([table.id for table in held], width)
         for (sequence, new, cached, samples), table in zip(rows, held, strict=True):
-            table_rows.append(tables.place(table, cached))
+            own = table.slots(cached, cached + new)
+            slots.extend(own)
+            table_rows.append(tables.place(table, cached, own))
             if new == 1:
                 tokens.append(sequence.token_ids[cached])
                 positions.append(cached)
-                slots.append(table.blocks[cached // size] * size + cached % size)
             else:
                 tokens.extend(sequence.token_ids[cached : cached + new])
                 positions.extend(range(cached, cached + new))
-                slots.extend(table.slots(cached, cached + new))
             if samples:
                 last.append(len(tokens) - 1)
                 draws.add(sequence.request.params, samples)

@@ -57,7 +57,7 @@ class DeviceTables:
     >>> table.append(6)
     []
     >>> tables.begin([table.id], width=2)
-    >>> row = tables.place(table, first_new=0)
+    >>> row = tables.place(table, first_new=0, slots=table.slots())
     >>> tables.write(*upload(tables.entries.device, [tables.places, tables.blocks]))
     >>> tables.entries[row].tolist()
     [1, 2, 0, 0]
@@ -91,21 +91,30 @@ class DeviceTables:
             used = {row for row, _ in self._rows.values()}
             self._free = [row for row in range(rows) if row not in used]
 
-    def place(self, table: BlockTable, first_new: int) -> int:
+    def place(self, table: BlockTable, first_new: int, slots: list[int]) -> int:
         """Return the row of a table; note which of its entries have to be written.
 
-        Parameters: ``first_new`` position of the first token that this step computes.
+        Parameters: ``first_new`` position of the first token that this step computes; ``slots`` of
+        that token and those behind it.
         """
-        blocks, width = table.blocks, self.entries.shape[1]
-        begin = first_new // self.block_size
+        size, width = self.block_size, self.entries.shape[1]
+        begin = first_new // size
         row, stale = self._rows.get(table.id, (-1, width))
+        if len(slots) == 1 and 0 <= row and stale <= begin + 1:  # nearly always: one more token
+            self.places.append(row * width + begin)
+            self.blocks.append(slots[0] // size)
+            self._rows[table.id] = row, begin + 1
+            return row
         if row < 0:  # nothing is known of the row it gets, to its end
-            row, begin = self._free.pop(), 0
-        end = max(len(blocks), stale)
-        self.places.extend(range(row * width + begin, row * width + end))
-        self.blocks.extend(blocks[begin:])
-        self.blocks.extend([NULL_BLOCK] * (end - max(begin, len(blocks))))
-        self._rows[table.id] = row, len(blocks)
+            slots = table.slots(0, first_new + len(slots))
+            row, begin, first_new = self._free.pop(), 0, 0
+        # One slot of each block: the first, and then where the next blocks begin.
+        heads = [slots[0], *slots[size - first_new % size :: size]]
+        end = begin + len(heads)
+        self.places.extend(range(row * width + begin, row * width + max(end, stale)))
+        self.blocks.extend([slot // size for slot in heads])
+        self.blocks.extend([NULL_BLOCK] * (stale - end))
+        self._rows[table.id] = row, end
         return row
 
     def write(self, places: Tensor, blocks: Tensor) -> None:
