@@ -28,6 +28,7 @@ MODULES = {
     "simulate": "simulate",
     "explain": "explain",
     "explain-log": "explain_log",
+    "generate": "generate",
     "hardware": "chips",
     "models": "bundled",
 }

@@ -2,14 +2,16 @@
 
 from servelab.decoder.attention import AttentionBackend, ReferenceAttention, StepBatch
 from servelab.decoder.cache import DenseCache
-from servelab.decoder.checkpoint import BadCheckpoint, Checkpoint
+from servelab.decoder.checkpoint import BUNDLED_CHECKPOINT, BadCheckpoint, Checkpoint
 from servelab.decoder.dense import DenseDecoder, greedy
 from servelab.decoder.kv_store import KvStore
-from servelab.decoder.paged import PagedDecoder
+from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder
 from servelab.decoder.rope import Llama3Scaling, Rope
 from servelab.decoder.runner import TorchRunner
 
 __all__ = [
+    "BUNDLED_CHECKPOINT",
+    "DTYPE_NAMES",
     "AttentionBackend",
     "BadCheckpoint",
     "Checkpoint",

@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ from servelab.models import ModelSpec, UnsupportedConfig
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+#: The small model that comes with the package; its README says how it was made.
+BUNDLED_CHECKPOINT = Path(str(resources.files("servelab"))) / "data/checkpoint"
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

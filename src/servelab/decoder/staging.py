@@ -100,7 +100,7 @@ class DeviceTables:
         size, width = self.block_size, self.entries.shape[1]
         begin = first_new // size
         row, stale = self._rows.get(table.id, (-1, width))
-        if len(slots) == 1 and 0 <= row and stale <= begin + 1:  # nearly always: one more token
+        if len(slots) == 1 and row >= 0 and stale <= begin + 1:  # nearly always: one more token
             self.places.append(row * width + begin)
             self.blocks.append(slots[0] // size)
             self._rows[table.id] = row, begin + 1

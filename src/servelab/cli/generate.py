@@ -1,0 +1,303 @@
+"""`servelab generate`: text from a checkpoint, through the paged cache, with the time it took."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from servelab.cli import options
+from servelab.cli.output import answer
+from servelab.serving import Engine, RequestOutput, SamplingParams
+from servelab.serving.events import Planned, Stepped
+from servelab.units import check_number, format_seconds
+
+if TYPE_CHECKING:
+    from servelab.decoder import TorchRunner
+
+#: The checkpoint that comes with the package, by the name that stands for its folder.
+BUNDLED = "stories"
+_DTYPES = ("auto", "bf16", "fp16", "fp32", "fp64")
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = check_number("temperature", float(text))
+    except ValueError:
+        value = -1.0
+    if value < 0:
+        raise ValueError(f"must be a number of at least 0, got {text!r}")
+    return value
+
+
+TEMPERATURE = options.Parsed("number", _temperature)
+
+
+@click.command(
+    epilog=options.examples(
+        f'generate {BUNDLED} --prompt "Once there was a fox named Pip." --max-tokens 40',
+    )
+)
+@click.argument("checkpoint", metavar="CHECKPOINT")
+@click.option(
+    "--prompt", "prompts", multiple=True, required=True, help="Text to continue; may be repeated."
+)
+@click.option("--n", type=options.COUNT, default=1, show_default=True, help="Samples per prompt.")
+@click.option(
+    "--max-tokens", type=options.TOKENS, default=128, show_default=True, help="New ones, each."
+)
+@click.option(
+    "--temperature",
+    type=TEMPERATURE,
+    help="0 takes the likeliest token.  [default: 0, with --n above 1: 1]",
+)
+@click.option("--top-k", type=click.IntRange(0), default=0, help="Likeliest tokens to draw from.")
+@click.option("--top-p", type=options.SHARE, default=1.0, help="Probability to draw from.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the draws.")
+@click.option("--ignore-eos", is_flag=True, help="Go on where the model would end.")
+@click.option(
+    "--stream", is_flag=True, help="Print the text as it is made (one prompt, one sample)."
+)
+@click.option("--device", help="cpu, cuda, cuda:1, ...  [default: cuda where there is one]")
+@click.option(
+    "--dtype",
+    type=click.Choice(_DTYPES),
+    default="auto",
+    help="Of weights and cache; auto: theirs.",
+)
+@click.option(
+    "--attention",
+    type=click.Choice(["reference", "triton"]),
+    help="[default: triton on a GPU, else reference]",
+)
+@click.option("--block-size", type=options.COUNT, default=16, show_default=True)
+@click.option("--num-blocks", type=options.COUNT, help="Of the pool.  [default: what memory holds]")
+@click.option(
+    "--gpu-memory-utilization", type=options.SHARE, default=0.9, help="Where blocks are not given."
+)
+@click.option("--no-prefix-caching", is_flag=True, help="Compute every prompt to its start.")
+@options.json_option
+def command(
+    checkpoint: str,
+    prompts: tuple[str, ...],
+    n: int,
+    max_tokens: int,
+    temperature: float | None,
+    top_k: int,
+    top_p: float,
+    seed: int,
+    ignore_eos: bool,
+    stream: bool,
+    device: str | None,
+    dtype: str,
+    attention: str | None,
+    block_size: int,
+    num_blocks: int | None,
+    gpu_memory_utilization: float,
+    no_prefix_caching: bool,
+    as_json: bool,
+) -> None:
+    """Continue prompts with a checkpoint's model.
+
+    CHECKPOINT is a folder with config.json, safetensors and tokenizer.json, or "stories", the small
+    model that comes with this package. The last line compares the steps with this device's roof,
+    measured right after them.
+    """
+    if stream and (len(prompts) > 1 or n > 1 or as_json):
+        raise click.UsageError("--stream prints one sample of one prompt, and no JSON")
+    if temperature is None:
+        temperature = 1.0 if n > 1 else 0.0
+    params = SamplingParams(
+        n=n,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        max_tokens=max_tokens,
+        ignore_eos=ignore_eos,
+    )
+    runner = _load(checkpoint, device, dtype, attention)
+    log = _StepLog()
+    engine = Engine(
+        runner,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        gpu_memory_utilization=gpu_memory_utilization,
+        enable_prefix_caching=not no_prefix_caching,
+        sink=log,
+    )
+    began = time.perf_counter()
+    if stream:
+        outputs = [_streamed(engine, prompts[0], params)]
+    else:
+        outputs = _generated(engine, prompts, params)
+    seconds = time.perf_counter() - began
+    failed = [output.error for output in outputs if output.error is not None]
+    if failed:
+        raise click.ClickException(f"the model failed: {failed[0]}")
+    values = {"checkpoint": checkpoint, **_figures(engine, outputs, log, seconds)}
+    values["requests"] = [_request_values(output) for output in outputs]
+
+    def text() -> Iterator[str]:
+        if not stream:
+            for output in outputs:
+                for sample in output.outputs:
+                    if len(prompts) > 1 or n > 1:
+                        yield f"[prompt {output.request_id}, sample {sample.index}]"
+                    yield f"{output.prompt}{sample.text}"
+                    yield ""
+        yield _closing_line(values)
+
+    answer(as_json, values, text())
+
+
+def _load(checkpoint: str, device: str | None, dtype: str, attention: str | None) -> TorchRunner:
+    try:
+        from servelab import decoder
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"{error.name} is missing: `servelab generate` needs `pip install 'servelab[decoder]'`"
+        ) from error
+    folder: Path | str = checkpoint
+    if checkpoint == BUNDLED and not Path(checkpoint).exists():
+        folder = decoder.BUNDLED_CHECKPOINT
+    if not Path(folder).is_dir():
+        raise click.UsageError(
+            f"{checkpoint!r} is no folder; a checkpoint is one with config.json, or {BUNDLED!r}"
+        )
+    formats = {name: torch_dtype for torch_dtype, name in decoder.DTYPE_NAMES.items()}
+    try:
+        return decoder.TorchRunner.from_pretrained(
+            folder, device=device, dtype=formats.get(dtype), attention=attention
+        )
+    except (OSError, RuntimeError) as error:  # a file that is missing, a device that is not there
+        raise click.UsageError(str(error)) from error
+
+
+class _StepLog:
+    """Keeps what each step computed and how long it took, for the comparison with the roof."""
+
+    def __init__(self) -> None:
+        # Of each step (new, cached) per row, whether it drew, and the seconds.
+        self.steps: list[tuple[list[tuple[int, int]], list[int], float]] = []
+        self._planned: Planned | None = None
+
+    def __call__(self, event: object) -> None:
+        if isinstance(event, Planned):
+            self._planned = event
+        elif isinstance(event, Stepped) and self._planned is not None:
+            rows = self._planned.rows
+            pairs = [(new, cached) for _, new, cached, _ in rows]
+            drawn = [min(samples, 1) for *_, samples in rows]
+            self.steps.append((pairs, drawn, event.seconds))
+
+
+def _generated(
+    engine: Engine, prompts: Sequence[str], params: SamplingParams
+) -> list[RequestOutput]:
+    """Serve all prompts together, with a bar of the tokens made so far where somebody watches."""
+    requests = [engine.add(prompt, params) for prompt in prompts]
+    most = sum(params.n * request.max_tokens for request in requests)
+    hidden = not sys.stderr.isatty()
+    with click.progressbar(length=most, label="tokens", file=sys.stderr, hidden=hidden) as bar:
+        while engine.unfinished:
+            before = engine.counters.generated_tokens
+            engine.step()
+            bar.update(engine.counters.generated_tokens - before)
+        bar.update(most - bar.pos)
+    return [engine.output(request) for request in requests]
+
+
+def _streamed(engine: Engine, prompt: str, params: SamplingParams) -> RequestOutput:
+    """Print the text as it grows; a character whose last bytes are missing waits for them."""
+    click.echo(prompt, nl=False)
+    shown, output = "", None
+    for output in engine.stream(prompt, params):
+        text = output.outputs[0].text
+        whole = text if output.finished else text.rstrip("\ufffd")
+        click.echo(whole[len(shown) :], nl=False)
+        shown = whole
+    click.echo("\n")
+    assert output is not None  # a stream yields at least its last state
+    return output
+
+
+def _figures(
+    engine: Engine, outputs: Sequence[RequestOutput], log: _StepLog, seconds: float
+) -> dict[str, Any]:
+    counters = engine.counters
+    ttft = [o.times.ttft_seconds for o in outputs if o.times.ttft_seconds is not None]
+    longest = (max(len(sample.token_ids) for sample in o.outputs) for o in outputs)
+    tpot = [o.times.tpot_seconds(tokens) for o, tokens in zip(outputs, longest, strict=True)]
+    known = [value for value in tpot if value is not None]
+    return {
+        "device": str(engine.runner.device),  # type: ignore[attr-defined]
+        "dtype": engine.runner.kv_dtype,
+        "prompt_tokens": sum(len(output.prompt_token_ids) for output in outputs),
+        "cached_prompt_tokens": sum(output.num_cached_tokens for output in outputs),
+        "generated_tokens": counters.generated_tokens,
+        "steps": counters.steps,
+        "seconds": seconds,
+        "generated_tokens_per_second": counters.generated_tokens / seconds,
+        "mean_ttft_seconds": sum(ttft) / len(ttft),
+        "mean_tpot_seconds": sum(known) / len(known) if known else None,
+        "fraction_of_roof": _fraction_of_roof(engine, log),
+    }
+
+
+def _fraction_of_roof(engine: Engine, log: _StepLog) -> float | None:
+    """Return the least time of all steps on this device over their time; None without a roof."""
+    from servelab import measure, roofline
+
+    dtype = engine.runner.kv_dtype
+    chip = measure.roofs(quick=True).as_accelerator()
+    if dtype not in chip.dense_flop_per_second:
+        return None
+    bound = sum(
+        roofline.time_bound(
+            roofline.step_cost(
+                engine.runner.spec, pairs, logits=drawn, weight_dtype=dtype, kv_dtype=dtype
+            ),
+            chip,
+            dtype,
+        ).seconds
+        for pairs, drawn, _ in log.steps
+    )
+    return bound / sum(seconds for *_, seconds in log.steps)
+
+
+def _request_values(output: RequestOutput) -> dict[str, Any]:
+    return {
+        "prompt": output.prompt,
+        "prompt_tokens": len(output.prompt_token_ids),
+        "cached_tokens": output.num_cached_tokens,
+        "samples": [
+            {
+                "index": sample.index,
+                "text": sample.text,
+                "token_ids": sample.token_ids,
+                "finish_reason": sample.finish_reason,
+            }
+            for sample in output.outputs
+        ],
+    }
+
+
+def _closing_line(values: dict[str, Any]) -> str:
+    parts = [
+        f"{values['generated_tokens']} tokens in {format_seconds(values['seconds'])}",
+        f"{values['generated_tokens_per_second']:,.0f} tokens/s",
+        f"TTFT {format_seconds(values['mean_ttft_seconds'])}",
+    ]
+    if values["mean_tpot_seconds"] is not None:
+        parts.append(f"TPOT {format_seconds(values['mean_tpot_seconds'])}")
+    parts.append(
+        f"{values['cached_prompt_tokens']} of {values['prompt_tokens']} prompt tokens cached"
+    )
+    if values["fraction_of_roof"] is not None:
+        parts.append(f"{values['fraction_of_roof']:.0%} of this {values['device']}'s roof")
+    return "; ".join(parts)
