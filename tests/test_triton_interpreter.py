@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from servelab.decoder.triton_attention import MAX_SPLITS, TritonAttention, choose_splits
+from servelab.models import Attention
+from servelab.roofline import attention, kv_append
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = ROOT / "tests" / "triton_interpreted.py"
@@ -66,6 +68,14 @@ def test_splits_fill_the_device_and_are_never_empty_by_choice(programs: int, con
     assert 1 <= splits <= min(tiles, MAX_SPLITS)
     filled = programs * splits >= 8 * 132
     assert filled or splits in (tiles, MAX_SPLITS)
+
+
+def test_the_traffic_that_the_kernels_state_is_the_roofline_s() -> None:
+    heads, n, e = Attention(num_q_heads=32, num_kv_heads=8, head_dim=128), 4096, 2
+    attended, stored = attention(heads, [(1, n - 1)]), kv_append(heads, 1)
+    assert attended.read_bytes == 2 * n * 8 * 128 * e + 32 * 128 * e
+    assert attended.written_bytes == 32 * 128 * e
+    assert stored.read_bytes == stored.written_bytes == 2 * 8 * 128 * e
 
 
 def test_b12_b13_slots_are_counted_in_64_bits() -> None:

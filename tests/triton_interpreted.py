@@ -118,7 +118,7 @@ def test_b17_storing_assigns() -> None:
 def test_a_model_decodes_through_padded_buckets_as_without() -> None:
     spec = ModelSpec.from_config(CONFIG)
     model = PagedDecoder(spec).initialise(std=0.2)
-    batches = [random_step(rows, block_size=4).batch for rows in ([(1, 9)] * 3, [(1, 5)])]
+    batches = [random_step(rows, block_size=4).batch for rows in ([(1, 9)] * 4, [(1, 5)] * 3)]
     blocks = 1 + max(int(b.slots.max()) for b in batches) // 4
     attention, store = TritonAttention("cpu", num_splits=1), KvStore(spec, PoolShape(blocks + 9, 4))
 
@@ -131,11 +131,17 @@ def test_a_model_decodes_through_padded_buckets_as_without() -> None:
         for batch in batches:
             store.data.normal_(generator=torch.Generator().manual_seed(1))
             store.data[:, :, NULL_BLOCK] = torch.nan
+            before = store.data.clone()
             (expected,) = step(batch)
+            stored = store.data[:, :, NULL_BLOCK + 1 :].clone()
+            store.data.copy_(before)
             (logits,) = graphs.run(batch)
             torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
             assert logits.isfinite().all()
-    assert graphs.captured == [1, 4]
+            # Padding rows have written to the null block and to no other.
+            written = store.data[:, :, NULL_BLOCK + 1 :]
+            torch.testing.assert_close(written, stored, rtol=0, atol=1e-5)
+    assert graphs.captured == [4]
 
 
 def test_an_engine_on_the_kernels_answers_as_on_the_reference() -> None:

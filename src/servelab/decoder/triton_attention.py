@@ -53,9 +53,10 @@ class Tiles:
         """Return the tiles for ``group`` query heads per KV head and elements of so many bytes.
 
         Tensor cores multiply 16 lines at least: a decode row fills the first ``group`` of them, and
-        waits for memory: two tiles of keys and of values are on their way while a third is
-        multiplied (of five stages, since the table comes first). A chunk has lines enough to be
-        worth more; in fp32, where three products in tf32 stand for one, fewer fit the registers.
+        waits for memory: the next tile of keys and of values is on its way while one is multiplied
+        (which takes five stages, since the table's entries come before both). A chunk has lines
+        enough for larger tiles; in fp32, where three products in tf32 stand for one, fewer of them
+        fit the registers.
 
         >>> Tiles.choose(group=4, head_dim=128, element_bytes=2, is_decode=True)
         Tiles(lines=16, keys=64, dim=128, warps=4, stages=5)
