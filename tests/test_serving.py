@@ -78,13 +78,13 @@ def test_each_mutant_fits_the_source_and_names_a_test(mutant: Mutant) -> None:
 
 
 def test_a_request_waits_is_prefilled_decodes_and_ends() -> None:
-    engine = CheckedEngine(max_num_batched_tokens=3)
+    engine = CheckedEngine(max_num_batched_tokens=2)
     request = engine.add([1, 2, 3, 1, 2], replace(GREEDY, max_tokens=3))
     assert (request.sequences[0].state, request.finished) == (State.WAITING, False)
     assert engine.unfinished == [request]
-    answers = [engine.step() for _ in range(4)]
-    assert engine.shadow.plans == [[(3, 0)], [(2, 3)], [(1, 5)], [(1, 6)]]
-    assert [len(answer) for answer in answers] == [0, 0, 0, 1]
+    answers = [engine.step() for _ in range(5)]
+    assert engine.shadow.plans == [[(2, 0)], [(2, 2)], [(1, 4)], [(1, 5)], [(1, 6)]]
+    assert [len(answer) for answer in answers] == [0, 0, 0, 0, 1]
     (answer,) = answers[-1]
     assert answer == engine.output(request)
     assert answer.finished
@@ -146,7 +146,7 @@ def test_nobody_is_admitted_ahead_of_one_that_does_not_fit() -> None:
     assert admitted.index(large.sequences[0].name) < admitted.index(small.sequences[0].name)
 
 
-def test_what_prompts_under_way_will_take_is_promised_to_them() -> None:
+def test_nobody_is_admitted_while_a_prompt_is_under_way() -> None:
     engine = CheckedEngine(num_blocks=7, block_size=2, max_num_batched_tokens=4)
     engine.add([1, 2, 3, 1, 2, 3, 1, 2], replace(GREEDY, max_tokens=2))
     engine.add([2], replace(GREEDY, max_tokens=1))
@@ -156,10 +156,11 @@ def test_what_prompts_under_way_will_take_is_promised_to_them() -> None:
     assert engine.shadow.plans[:3] == [[(4, 0)], [(4, 4)], [(1, 8), (1, 0)]]
 
 
-def test_a_step_holds_at_most_so_many_sequences_and_draws() -> None:
-    engine = CheckedEngine(num_blocks=40, max_num_seqs=4)
-    for n in (1, 3, 1, 2, 4):
-        engine.add([1, 2, 3], sampled(n))
+@pytest.mark.parametrize("budget", [4, 64])
+def test_a_step_holds_at_most_so_many_sequences_and_draws(budget: int) -> None:
+    engine = CheckedEngine(num_blocks=40, max_num_seqs=4, max_num_batched_tokens=budget)
+    for n in (3, 1, 1, 2, 4, 4):
+        engine.add([1, 2, 3, 1, 2], sampled(n))
     engine.run()
     assert max(len(plan) for plan in engine.shadow.plans) == 4
     drawn = [sum(row[3] for row in plan.rows) for plan in of_kind(engine, ev.Planned)]
@@ -1147,19 +1148,20 @@ def test_beams_wider_than_a_step_are_computed_in_several() -> None:
 
 
 def test_a_beam_that_lost_its_blocks_comes_back_in_its_turn() -> None:
-    engine = CheckedEngine(num_blocks=7, block_size=2)
+    engine = CheckedEngine(num_blocks=7, block_size=2, enable_prefix_caching=False)
     beam = held(engine)
-    other = engine.add([2, 3, 1], replace(LONG, max_tokens=6))
+    first, second = (engine.add([2, 3, 1], replace(LONG, max_tokens=9)) for _ in range(2))
     while beam.sequences[0].table is not None:
-        other = engine.add([2, 3, 1], replace(LONG, max_tokens=6))
         engine.step()
     child = engine.fork(beam.sequences[0], 3)
     assert (child.state, child.table, child.token_ids) == (State.WAITING, None, [1, 2, 3])
     engine.drop(beam.sequences[0])
-    engine.run()  # verifies that those that run stand in order of arrival
-    verify_answer(other)
-    while child.state is not State.HELD:
-        engine.step()
+    engine.abort(second.id)
+    engine.step()
+    assert engine.scheduler.running == [child, first.sequences[0]]
+    engine.run()
+    verify_answer(first)
+    assert child.state is State.HELD
     engine.drop(child)  # the last of its request, which ends with it
     engine.verify_drained()
 
