@@ -143,13 +143,6 @@ MUTANTS = (
         "            self.waiting.append(victim)\n",
     ),
     Mutant.of(
-        "after a pre-emption others are admitted: swapped out and in again in one step",
-        "scheduler.py",
-        "test_b28",
-        "        if len(self.waiting) == waiting:\n",
-        "        if True:\n",
-    ),
-    Mutant.of(
         "held sequences keep their blocks from those that run",
         "scheduler.py",
         "test_held_beams_give",
@@ -490,7 +483,7 @@ MUTANTS = (
         "what ends twice ends another request of its id",
         "engine.py",
         "test_a_stream_that_is_over",
-        "if not request.finished:  # else",
+        "if self._requests.get(request.id) is request:  # else",
         "if request.id in self._requests:  # else",
     ),
     Mutant.of(

@@ -479,6 +479,8 @@ def test_b29_children_of_one_seed_differ_and_can_be_drawn_again() -> None:
     engine.run()
     assert tokens_of(first) == tokens_of(again) != tokens_of(other)
     assert len({tuple(tokens) for tokens in tokens_of(first)}) == 4
+    for request in (first, again, other):
+        verify_answer(request)
     assert len({uniform(7, child, place) for child in range(9) for place in range(9)}) == 81
 
 
@@ -569,12 +571,13 @@ def test_b39_a_namespace_is_taken_over_when_the_request_arrives() -> None:
 
 
 def test_b48_after_pre_emption_a_prompt_counts_as_cached_what_it_was_at_first() -> None:
-    engine = CheckedEngine(num_blocks=8, block_size=2)
+    engine = CheckedEngine(num_blocks=8, block_size=2, max_num_batched_tokens=4)
     requests = [engine.add([1, 2, 3], LONG) for _ in range(3)]
     engine.run()
     assert engine.counters.preemptions_by_recompute > 2
+    # The second begins with a chunk of one token, in the step in which the first is computed.
+    assert [request.num_cached_tokens for request in requests] == [0, 0, 2]
     for request in requests:
-        assert request.num_cached_tokens == 0  # all three were admitted in the first step
         verify_answer(request)
     assert engine.counters.cached_tokens > 0
     assert engine.counters.cached_tokens < engine.counters.queried_tokens
@@ -696,25 +699,27 @@ def test_b34_blocks_are_released_once_on_every_way_to_the_end() -> None:
             engine.abort(event.sequence.split("/")[0])
 
     engine.also = abort_as_it_ends
-    requests = [engine.add(prompt, replace(GREEDY, max_tokens=4)) for prompt in prompts(4, 6)]
+    requests = [engine.add(prompt, SamplingParams(n=3, max_tokens=4)) for prompt in prompts(4, 4)]
     engine.run()
     assert not any(engine.abort(request.id) for request in requests)
-    assert sorted(ends) == [request.sequences[0].name for request in requests]
+    assert sorted(ends) == sorted(s.name for request in requests for s in request.sequences)
+    reasons = {tuple(sorted(s.finish_reason for s in r.sequences)) for r in requests}
+    assert any("abort" in each and "stop" in each for each in reasons)
     engine.verify_drained()
 
 
 def test_b35_victims_are_taken_until_the_blocks_are_enough() -> None:
-    # Two sequences share all blocks but one: the first victim gives too little.
-    engine = CheckedEngine(num_blocks=8, block_size=4, max_num_batched_tokens=64)
-    oldest = engine.add([1, 2, 3, 1, 2, 3, 1], replace(GREEDY, max_tokens=14))
-    group = engine.add([2, 2, 2, 2, 2], sampled(n=3, max_tokens=4))
-    large = engine.add([3] * 8, replace(GREEDY, max_tokens=2))
-    engine.run()
+    engine = CheckedEngine(num_blocks=4, block_size=4)
+    oldest = engine.add([1, 2, 3, 1], replace(GREEDY, max_tokens=4))
+    group = engine.add([2] * 8, sampled(n=3, max_tokens=2))
+    engine.step()  # the group has branched, and shares its two blocks: a victim gives none back
+    engine.step()
     victims = [event.sequence for event in of_kind(engine, ev.Preempted)]
-    assert victims
-    for request in (oldest, group, large):
+    assert victims == ["1/2", "1/1", "1/0"]
+    assert engine.shadow.plans[1] == [(1, 4)]
+    engine.run()
+    for request in (oldest, group):
         verify_answer(request)
-    assert oldest.num_preemptions == 0
 
 
 def test_b44_mixed_lengths_with_aborts_and_retries_give_the_same_tokens_every_time() -> None:
@@ -1022,7 +1027,7 @@ def test_a_lost_runner_closes_the_engine() -> None:
             ask()
 
 
-@pytest.mark.parametrize("ask", ["generate", "stream", "beam_search"])
+@pytest.mark.parametrize("ask", ["generate", "stream", "beam_search", "step"])
 def test_an_interrupt_within_the_runner_leaves_nothing_behind(ask: str) -> None:
     def fault(plan: Plan, done: int) -> None:
         if len(runner.plans) == 3 and done == 1:
@@ -1035,8 +1040,13 @@ def test_an_interrupt_within_the_runner_leaves_nothing_behind(ask: str) -> None:
         "stream": lambda: list(engine.stream([1, 2], GREEDY)),
         "beam_search": lambda: beam_search(engine, [1, 2], 3, 5),
     }
+    if ask == "step":
+        request = engine.add([1, 2], GREEDY)
+        ways[ask] = engine.run
     with pytest.raises(KeyboardInterrupt):
         ways[ask]()
+    if ask == "step":
+        assert request.error == "KeyboardInterrupt: "
     engine.verify_drained()
     assert engine.generate([[1, 2]], GREEDY)[0].outputs[0].token_ids == oracle([1, 2], GREEDY)
 

@@ -103,12 +103,9 @@ class Scheduler:
         """
         plan = Plan()
         self.swapped_out = []
-        waiting = len(self.waiting)
-        budget = self._continue_running(plan)
-        # After a pre-emption nobody is admitted: the youngest has just made room for the others,
-        # and a block of the CPU's pool is not read and written in the same step.
-        if len(self.waiting) == waiting:
-            budget = self._admit(plan, budget)
+        # Nothing is swapped out and in again in one step: what a victim would need is more than
+        # what the others have left of its blocks.
+        budget = self._admit(plan, self._continue_running(plan))
         while self.waiting and self.running and not plan.rows:  # all that have blocks are held
             self._preempt(plan)
             budget = self._admit(plan, budget)
