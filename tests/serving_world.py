@@ -204,6 +204,8 @@ class CheckedEngine(Engine):
             (branch,) = (s for s in scheduler.running if s.name == event.sequence)
             assert all(branch.rank < other.rank for other in scheduler.waiting), "out of turn"
             assert event.cached_tokens < len(branch.token_ids), "nothing left to compute (I8)"
+            for other in scheduler.running:  # what they have has blocks, so none are owed to them
+                assert other is branch or other.table.num_tokens == len(other.token_ids)
             self._computed[branch.name] = event.cached_tokens
         elif isinstance(event, Forked):
             self._computed[event.child] = (
@@ -213,6 +215,8 @@ class CheckedEngine(Engine):
             assert 0 < sum(new for _, new, _, _ in event.rows) <= scheduler.max_num_batched_tokens
             assert len({name for name, *_ in event.rows}) == len(event.rows)
             assert len(event.rows) <= scheduler.max_num_seqs
+            first = next(s for s in scheduler.running if s.state is State.RUNNING)
+            assert first.name in {name for name, *_ in event.rows}, "the oldest gets nothing"
             assert not {new for _, new in event.swap_out} & {old for old, _ in event.swap_in}
             for name, new, cached, _ in event.rows:
                 assert self._computed[name] == cached, "computed + cached tokens (I18)"

@@ -290,10 +290,10 @@ class Engine:
             scheduler.swap_pool.check(swapped)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
-        if not request.finished:  # else its id may be another's by now
+        if self._requests.get(request.id) is request:  # else its id may be another's by now
+            del self._requests[request.id]
             for sequence in request.sequences:
                 self.scheduler.finish(sequence, reason)
-            del self._requests[request.id]
 
     def _check_open(self) -> None:
         if self._closed is not None:

@@ -103,12 +103,9 @@ class Scheduler:
         """
         plan = Plan()
         self.swapped_out = []
-        waiting = len(self.waiting)
-        budget = self._continue_running(plan)
-        # After a pre-emption nobody is admitted: the youngest has just made room for the others,
-        # and a block of the CPU's pool is not read and written in the same step.
-        if len(self.waiting) == waiting:
-            budget = self._admit(plan, budget)
+        # Nothing is swapped out and in again in one step: what a victim would need is more than
+        # what the others have left of its blocks.
+        budget = self._admit(plan, self._continue_running(plan))
         while self.waiting and self.running and not plan.rows:  # all that have blocks are held
             self._preempt(plan)
             budget = self._admit(plan, budget)
@@ -155,9 +152,9 @@ class Scheduler:
         if not self.waiting:
             return budget
         seats = self.max_num_seqs - sum(sequence.seats for sequence in self.running)
-        promised = self._promised_blocks()  # one that is admitted in part leaves no budget
+        # Nobody is owed blocks: a prompt under way takes the whole budget, until it is computed.
         while budget and self.waiting and self.waiting[0].seats <= seats:
-            sequence, room = self.waiting[0], self.pool.num_free - promised
+            sequence, room = self.waiting[0], self.pool.num_free
             # Asked again only when the room has changed: a lookup in the prefix cache is dear.
             if self._refused == (sequence, room):
                 break
@@ -176,15 +173,6 @@ class Scheduler:
             seats -= sequence.seats
             self._emit(Admitted, sequence, table=table, cached_tokens=cached, back_from=back_from)
         return budget
-
-    def _promised_blocks(self) -> int:
-        """Return the blocks that prompts under way will still take."""
-        blocks_for, promised = self.pool.shape.blocks_for, 0
-        for sequence in self.running:
-            tokens, table = len(sequence.token_ids), table_of(sequence)
-            if tokens > table.num_tokens:
-                promised += blocks_for(tokens) - blocks_for(table.num_tokens)
-        return promised
 
     def _start(self, sequence: Sequence, budget: int, room: int, plan: Plan) -> int:
         """Give a sequence a new table if all its tokens fit; return how many to compute now."""
