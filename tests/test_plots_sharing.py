@@ -28,7 +28,7 @@ def test_savings_are_drawn_as_given() -> None:
     for line, fractions in zip(axes.lines, savings.values(), strict=True):
         assert list(line.get_xdata()) == [16, 64, 256]
         assert list(line.get_ydata()) == fractions
-    assert [text.get_text() for text in axes.texts] == ["n = 2", "n = 4"]
+    assert [text.get_text() for text in axes.texts] == ["S = 2", "S = 4"]
 
 
 def test_a_line_needs_a_saving_per_output() -> None:

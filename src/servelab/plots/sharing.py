@@ -23,15 +23,15 @@ _POINTS = 64  # of a line of times
 
 
 def saving_over_output(outputs: Sequence[int], savings: Mapping[int, Sequence[float]]) -> Figure:
-    """Draw the share of blocks that sharing saves over the output's length, a line per n.
+    """Draw the share of blocks that sharing saves over the output's length, a line per S.
 
-    Parameters: ``outputs`` in tokens, ascending; ``savings`` fractions at each of them, by the
+    Parameters: ``outputs`` in tokens, ascending; ``savings`` fractions at each of them, by S, the
     number of samples.
     Returns: the figure. Raises: ``ValueError`` where a line has more or fewer points.
 
     >>> figure = saving_over_output([16, 256], {2: [0.5, 0.4], 8: [0.85, 0.7]})
     >>> [text.get_text() for text in figure.axes[0].texts]
-    ['n = 2', 'n = 8']
+    ['S = 2', 'S = 8']
     """
     with styled():
         figure, (axes,) = new_figure(height_inches=3.7, width_inches=6.4)
@@ -41,7 +41,7 @@ def saving_over_output(outputs: Sequence[int], savings: Mapping[int, Sequence[fl
                 raise ValueError(f"{len(outputs)} outputs need as many savings, got {fractions}")
             axes.plot(outputs, fractions, color=colour, marker=marker, markevery=0.2)
             axes.annotate(
-                f"n = {samples}", (outputs[0], fractions[0]), xytext=(-6, 0),
+                f"S = {samples}", (outputs[0], fractions[0]), xytext=(-6, 0),
                 textcoords="offset points", ha="right", va="center",
             )  # fmt: skip
         axes.set_xscale("log", base=2)
