@@ -6,6 +6,7 @@ A slot that was never written, or whose block belongs to somebody else, must not
 from __future__ import annotations
 
 import random
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -18,7 +19,7 @@ from servelab.decoder import DenseDecoder, KvStore, PagedDecoder, TorchRunner, g
 from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import BlockPool, BlockTable, PoolShape, move
 from servelab.serving import Engine, Plan, Row, RunnerLost, SamplingParams
-from tests.plans import SpyRunner, World, dense_logits, twins
+from tests.plans import SpyRunner, World, dense_logits, paged_twin, twins
 from tests.tiny import CONFIGS
 
 TOLERANCE = 1e-9  # DESIGN, section 5: against our own oracle in float64
@@ -267,3 +268,17 @@ def test_a_device_that_does_not_answer_is_lost(
     monkeypatch.setattr(world.runner, "logits", fault)
     with pytest.raises(RunnerLost, match="the CUDA device is lost: CUDA error: an illegal"):
         world.runner.execute(Plan([row]))
+
+
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("c++")), reason="no C++ compiler")
+def test_a_compiled_step_equals_the_dense_decoder() -> None:
+    config = CONFIGS["qwen3"] | {"num_hidden_layers": 1}  # compiling takes a while per layer
+    spec = models.ModelSpec.from_config(config)
+    dense = DenseDecoder(spec, 500.0, init_std=0.2, dtype=torch.float64)
+    world = World(SpyRunner(paged_twin(dense), compile=True), 20, 4)
+    for length in (5, 9, 3):
+        world.add(range(length))
+    for _ in range(4):  # a prompt, and steps of three rows in a bucket of four
+        rows = [world.row(sequence) for sequence in world.sequences]
+        world.step(rows)
+        check_rows(world, dense, rows)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from servelab.decoder.attention import AttentionBackend, ReferenceAttention, StepBatch
 from servelab.decoder.checkpoint import Checkpoint
+from servelab.decoder.compiled import CompiledDecode
 from servelab.decoder.graphs import DecodeGraphs, Outputs
 from servelab.decoder.kv_store import KvStore
 from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder
@@ -37,8 +38,9 @@ class TorchRunner:
     """Carries plans out with a `PagedDecoder`; see `servelab.serving.Runner`.
 
     Parameters: ``model``; ``attention`` "reference", "triton", or a backend (None: Triton on a
-    CUDA device, else the reference); ``tokenizer``; ``eos_token_ids`` that end a sequence.
-    Raises: ``ValueError`` for an unknown backend.
+    CUDA device, else the reference); ``tokenizer``; ``eos_token_ids`` that end a sequence;
+    ``compile`` decode steps on a CPU, which takes a while for each new bucket of batch sizes.
+    Raises: ``ValueError`` for an unknown backend, and where a step on a GPU is to be compiled.
 
     >>> from servelab import models
     >>> from servelab.serving import Engine, SamplingParams
@@ -55,6 +57,7 @@ class TorchRunner:
         attention: str | AttentionBackend | None = None,
         tokenizer: Tokenizer | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
+        compile: bool = False,
     ) -> None:
         self.model, self.device, self.spec = model, model.device, model.spec
         self.kv_dtype, self.vocab_size = DTYPE_NAMES[model.dtype], model.spec.vocab_size
@@ -62,6 +65,11 @@ class TorchRunner:
         self.reports_logprobs = True
         self.attention = _backend(attention, self.device)
         self._store: KvStore | None = None
+        if compile and self.device.type != "cpu":
+            raise ValueError(
+                f"compile is for a CPU, a step on {self.device} is a CUDA graph instead"
+            )
+        self._compiled = CompiledDecode(model) if compile else None
         self._graphs: DecodeGraphs | None = None
         self._tables = DeviceTables(1, self.device)
 
@@ -72,6 +80,7 @@ class TorchRunner:
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         attention: str | AttentionBackend | None = None,
+        compile: bool = False,
     ) -> TorchRunner:
         """Return the runner of a checkpoint: configuration, weights, tokenizer, ends of a sequence.
 
@@ -83,7 +92,7 @@ class TorchRunner:
         dtype = dtype or stored.dtype
         model = PagedDecoder(stored.spec, stored.rope, stored.norm_eps, device, dtype)
         stored.load_into(model.weights())
-        return cls(model, attention, stored.tokenizer(), stored.eos_token_ids)
+        return cls(model, attention, stored.tokenizer(), stored.eos_token_ids, compile)
 
     def available_kv_bytes(self, utilization: float) -> int:
         """Return the bytes for keys and values if this share of the device's memory is used.
@@ -179,6 +188,8 @@ class TorchRunner:
         """Return the logits (L, V) behind the tokens at the places ``last`` (L) of a batch."""
         if self._graphs is not None and len(last) == len(batch.rows):
             return self._graphs.run(batch)[0]
+        if self._compiled is not None and len(last) == len(batch.tokens):  # decode rows only
+            return self._compiled.logits(batch, self.store.data, self.attention)
         logits: Tensor = self.model.forward(batch, self.store.data, self.attention, last)
         return logits
 

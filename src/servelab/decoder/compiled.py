@@ -1,0 +1,114 @@
+"""Decode steps on a CPU, compiled: torch's inductor packs the weights and fuses what lies between.
+
+Models: the step of `paged` as one graph of fixed batch size, one for each bucket of batch sizes.
+Weights are frozen into it, in the order in which its matrix kernels read them. Attention stays as
+it is, a call out of the graph, since contexts grow with every step.
+
+Assumes: weights do not change once a bucket has been compiled, which its first step waits for.
+
+Ignores: chunks of prompts, which are run as they are: they are bound by their matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from servelab.decoder.attention import AttentionBackend, StepBatch
+from servelab.decoder.graphs import bucket_of
+from servelab.decoder.paged import PagedDecoder
+
+# Shapes below: R rows, B rows of their bucket, H query heads, K KV heads, d head_dim.
+
+
+@dataclass
+class _Call:
+    """What attention needs and the graph does not hold: it differs from step to step."""
+
+    batch: StepBatch
+    cache: Tensor
+    attention: AttentionBackend
+    model: PagedDecoder
+
+
+_calls: list[_Call] = []  # the one that is running
+
+
+@torch.library.custom_op("servelab::attend_paged", mutates_args=())
+def _attend(q: Tensor, keys: Tensor, values: Tensor, layer: int) -> Tensor:
+    """Write and attend for the rows that are no padding; the others get 0. To the graph it is pure:
+    the cache that it writes to is no tensor of the graph."""
+    call = _calls[-1]
+    rows, cache = len(call.batch.rows), call.cache[layer]
+    call.attention.write(cache, keys[:rows], values[:rows], call.batch)
+    scale, window = call.model.head_dim**-0.5, call.model.windows[layer]
+    read = call.attention.attend(cache, q[:rows], call.batch, scale, window)  # (R, H, d)
+    return F.pad(read, (0, 0, 0, 0, 0, len(q) - rows))  # (B, H, d)
+
+
+@_attend.register_fake
+def _(q: Tensor, keys: Tensor, values: Tensor, layer: int) -> Tensor:
+    return q.new_empty(q.shape)
+
+
+class _OutsideAttention:
+    """The backend that a graph is traced with: a call out of it, with the layer's number."""
+
+    name, index_bits = "outside", 64
+
+    def write(self, layer_cache: Any, keys: Tensor, values: Tensor, batch: StepBatch) -> None:
+        """Keep the keys and values for ``attend``."""
+        self.keys, self.values = keys, values
+
+    def attend(
+        self, layer_cache: Any, q: Tensor, batch: StepBatch, scale: float, window: int | None
+    ) -> Tensor:
+        """Return what the queries read, (B, H, d)."""
+        out: Tensor = torch.ops.servelab.attend_paged(q, self.keys, self.values, layer_cache)
+        return out
+
+
+class _Step(nn.Module):
+    """The decode step as a function of tokens and positions alone."""
+
+    def __init__(self, model: PagedDecoder) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Return the logits (B, V) behind each token (B)."""
+        # Only tokens and positions are read inside; the cache of a layer is its number.
+        batch = StepBatch(tokens, positions, tokens, tokens, tokens, tokens, [], 1, 1)
+        layers: Any = range(len(self.model.layers))
+        every: Any = slice(None)
+        return self.model.forward(batch, layers, _OutsideAttention(), every)
+
+
+class CompiledDecode:
+    """Runs batches of decode rows through a compiled graph.
+
+    Parameters: ``model``; its weights are final.
+    """
+
+    def __init__(self, model: PagedDecoder) -> None:
+        self.model = model
+        self._step = torch.compile(
+            _Step(model), fullgraph=True, dynamic=False, options={"freezing": True}
+        )
+
+    def logits(self, batch: StepBatch, cache: Tensor, attention: AttentionBackend) -> Tensor:
+        """Return the logits (R, V) behind each row's one token."""
+        rows = len(batch.rows)
+        padding = (0, bucket_of(rows) - rows)
+        _calls.append(_Call(batch, cache, attention, self.model))
+        try:
+            logits: Tensor = self._step(
+                F.pad(batch.tokens, padding), F.pad(batch.positions, padding)
+            )
+        finally:
+            _calls.pop()
+        return logits[:rows]
