@@ -4,8 +4,8 @@ The roofs of this device are measured before and after the steps of a small dens
 executed one of each in turn, so that whatever disturbs the machine disturbs them alike. The table
 gives medians, the bound that the measured roofs set, and how much of it was reached; below it,
 ratios of medians. Absolute times are this machine's and this moment's; the ratios are what to
-compare. At the end, other calculators and ours answer the same question (``peers_config.py``; needs
-the package index).
+compare. Then a service is simulated (``simulated.py``), and at the end other calculators and ours
+answer the same question (``peers_config.py``; needs the package index).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Callable
 
 import peers_config
+import simulated
 import torch
 
 from servelab import measure, roofline, units
@@ -116,6 +117,8 @@ def main() -> None:
     print(f"no cache / cached: {median['decode, no cache'] / single:.1f} x the time of a token")
     gain = 16 * single / median["decode, cached, 16 sequences"]
     print(f"16 sequences / 1:  {gain:.1f} x the tokens per second")
+    print()
+    simulated.report()
     if not options.no_peers:
         print()
         try:

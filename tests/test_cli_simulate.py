@@ -83,6 +83,15 @@ def test_a_trace_its_slice_and_its_rate(run: Run, tmp_path: Path) -> None:
     assert fast["seconds"] < whole["seconds"] / 2
 
 
+def test_lengths_of_sharegpt(run: Run) -> None:
+    line = "simulate qwen3-8b --hw h200-sxm --rate 50 --requests 300 --lengths sharegpt --json"
+    told = json.loads(run(line)[1])
+    prompts = told["computed_tokens"] - told["generated_tokens"] + 300
+    assert prompts / 300 == pytest.approx(161, rel=0.25)
+    assert told["generated_tokens"] / 300 == pytest.approx(338, rel=0.2)
+    assert run(line)[1] == run(line)[1] != run(f"{line} --seed 1")[1]
+
+
 def test_prefixes_are_cached_where_the_trace_names_them(run: Run) -> None:
     line = "simulate qwen3-8b --hw h200-sxm --trace mooncake_synthetic --requests 40 --json"
     told = json.loads(run(line)[1])

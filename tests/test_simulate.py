@@ -23,7 +23,9 @@ from servelab.serving import (
     percentile,
     poisson,
     simulate,
+    traces,
 )
+from servelab.serving.hits import engine_hit_rate
 from servelab.serving.roofline_runner import PCIE_4_BYTES_PER_SECOND
 
 SPEC = models.get("qwen3-8b")
@@ -212,6 +214,18 @@ def test_shared_prefixes_hit_and_others_never():
         assert done.served[0].cached_tokens == 0
         hits = 4 * found.pop() / sum(turn.prompt_tokens for turn in turns)
         assert done.prefix_hit_rate == pytest.approx(hits)
+
+
+def test_the_engine_hits_what_its_cache_alone_would():
+    """One request at a time, answers of one token: the same blocks as `engine_hit_rate` counts."""
+    short = [a for a in traces.get("mooncake_synthetic", 250).arrivals if a.prompt_tokens < 20_000]
+    apart = [a._replace(seconds=1e3 * n, output_tokens=1) for n, a in enumerate(short)]
+    trace = Trace("apart", tuple(apart))
+    done = run(trace, block_size=512, num_blocks=301)
+    asked = sum(len(arrival.block_ids) for arrival in apart)
+    hits = engine_hit_rate(trace, 300)
+    assert 0.02 < hits < engine_hit_rate(trace, 10_000)
+    assert done.counters.cached_tokens == 512 * round(hits * asked)
 
 
 def test_progress_and_interruption():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from itertools import repeat
+from collections.abc import Callable, Iterator
+from itertools import islice, repeat
 from pathlib import Path
 
 import click
@@ -26,6 +26,7 @@ from servelab.serving import (
     simulate,
     traces,
 )
+from servelab.serving.lengths import sharegpt
 
 
 def _source(text: str) -> Callable[[int | None], Trace]:
@@ -83,11 +84,18 @@ def _rate(text: str) -> float:
     help="Tokens of each answer, without a trace.",
 )
 @click.option(
+    "--lengths",
+    type=click.Choice(("equal", "sharegpt")),
+    default="equal",
+    show_default=True,
+    help="Draw prompts and answers from ShareGPT's lengths instead, without a trace.",
+)
+@click.option(
     "--seed",
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Of the random times.",
+    help="Of random times and lengths.",
 )
 @click.option(
     "--util",
@@ -112,6 +120,7 @@ def _rate(text: str) -> float:
     "--num-gpu-blocks-override",
     "num_blocks",
     type=options.TOKENS,
+    metavar="N",
     help="Blocks of the pool.  [default: what the memory holds]",
 )
 @click.option("--max-num-seqs", type=options.COUNT, default=256, show_default=True)
@@ -161,6 +170,7 @@ def command(
     requests: int | None,
     prompt: int,
     output: int,
+    lengths: str,
     seed: int,
     utilization: float,
     reserve_bytes: int,
@@ -178,7 +188,7 @@ def command(
 ) -> int:
     """A service on a simulated clock: latencies, throughput, memory.
 
-    The engine's own scheduler and block pool serve a trace, or equal requests at random times, on
+    The engine's own scheduler and block pool serve a trace, or requests at random times, on
     one device. A step takes its bound, one operator after another at the peaks of the data sheet,
     unless --efficiency and --overhead say more. Ctrl-C prints what is done so far.
     """
@@ -187,7 +197,8 @@ def command(
             f"the published weights of {spec.name} are quantised to several formats; "
             "give one with --weight-dtype"
         )
-    trace = _trace(source, rate, requests, prompt, output, seed)
+    drawn = sharegpt().requests(seed) if lengths == "sharegpt" else repeat((prompt, output))
+    trace = _trace(source, rate, requests, drawn, seed)
     runner = RooflineRunner(
         spec,
         chip,
@@ -223,8 +234,7 @@ def _trace(
     source: Callable[[int | None], Trace] | None,
     rate: float | None,
     requests: int | None,
-    prompt: int,
-    output: int,
+    lengths: Iterator[tuple[int, int]],
     seed: int,
 ) -> Trace:
     if source is not None:
@@ -232,7 +242,7 @@ def _trace(
         return trace if rate is None else trace.rate(rate)
     if rate is None or requests is None:
         raise click.UsageError("give --trace FILE, or --rate R with --requests N")
-    return poisson(rate, repeat((prompt, output), requests), seed)
+    return poisson(rate, islice(lengths, requests), seed)
 
 
 def _run(engine: Engine, trace: Trace) -> Simulation:

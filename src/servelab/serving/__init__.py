@@ -14,7 +14,7 @@ from servelab.serving.request import (
 )
 from servelab.serving.roofline_runner import RooflineRunner
 from servelab.serving.scheduler import Counters
-from servelab.serving.simulate import Served, Simulation, percentile, simulate
+from servelab.serving.simulation import Served, Simulation, percentile, simulate
 from servelab.serving.traces import Arrival, BadTrace, Trace, poisson, read_trace
 
 __all__ = [

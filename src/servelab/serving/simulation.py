@@ -135,7 +135,7 @@ class Simulation:
     def prefix_hit_rate(self) -> float:
         """Return the share of tokens looked up that the prefix cache had.
 
-        A pre-empted sequence is looked up again when it comes back.
+        A sequence that lost its blocks is looked up again when it comes back.
         """
         queried = self.counters.queried_tokens
         return self.counters.cached_tokens / queried if queried else 0.0
