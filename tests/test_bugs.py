@@ -49,7 +49,7 @@ Each named test was seen to fail on the bug it names: `make mutants`.
 | B43 | sparkinfer#289 | every row reads the first row's table | decoder |
 | B44 | vllm#39146 | tokens change under cancels and retries | serving |
 | B45 | Paged-Infer README | rotation, grouping and masking mixed up | decoder |
-| B46 | vllm#1101, #644, llama.cpp#6664 | beams: a parent is no prefix of its child | paging, serving |
+| B46 | vllm#1101, #644, llama.cpp#6664 | a beam does not begin with its parent | paging, serving |
 | B47 | mlx-lm#388 | the order of top-k and top-p | decoder |
 | B48 | sglang#11900 | more cached tokens than a prompt has | paging, serving |
 | B49 | transformers#45943 | a second call on one engine loses results | serving |

@@ -1,10 +1,10 @@
 """Put known bugs into a copy of the package, one by one, and see which test notices each.
 
-``python tools/mutants.py [WORD ...]``, or ``make mutants``: all mutants, or those whose room and name
-("serving: B23 ...") hold one of the words. A table of mutants stands beside the tests of its room; each mutant names the test
-that must fail on it. Where a room has random histories, they are tried on each mutant too, to see
-what they alone would find. The exit code is 0 only if every named test failed, and all tests pass
-on the unchanged copy.
+``python tools/mutants.py [WORD ...]``, or ``make mutants``: all mutants, or those whose room and
+name ("serving: B23 ...") hold one of the words. A table of mutants stands beside the tests of its
+room; each mutant names the test that must fail on it. Where a room has random histories, they are
+tried on each mutant too, to see what they alone would find. The exit code is 0 only if every named
+test failed, and all tests pass on the unchanged copy.
 """
 
 from __future__ import annotations
