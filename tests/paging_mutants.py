@@ -1,15 +1,7 @@
 """Bugs put into the room `paging` on purpose, one at a time, each with the test that must see it.
 
 `make mutants` applies each change to a copy of the package and runs the tests on it: the named test
-must fail. The rows B1 to B50 are bug reports of other engines:
-
-B1 vllm#1584, #1556; B2 vllm#417; B5 vllm#4764; B6 nano-vllm#163; B7 nano-vllm#144; B8 vllm#9972,
-#11186, #12003; B9 nano-vllm#65, #66; B10 ROCm/ATOM#902; B11 vllm#11565, #10507, #6849; B12
-vllm#1486; B13 vllm#50427; B14 vllm#35431; B15 vllm#42494, #39591; B18 pegainfer#350; B19
-vllm#12621, #15297, GHSA-rm76-4mrf-v9r8; B20 NVIDIA/Megatron-LM#4158; B21 vllm#3264, #44701,
-sglang#24638; B22 huggingface/trl#3024, vllm#17103; B33 sglang#35270; B36 sglang#34958, #32217; B37
-mini-sglang#52; B38 mini-sglang#80; B39 mini-sglang 94fe255; B46 vllm#1101, #644, llama.cpp#6664;
-B48 sglang#11900; B50 nanovllm-voxcpm#62.
+must fail. The rows B1 to B50 are bug reports of other engines, listed in tests/test_bugs.py.
 """
 
 from __future__ import annotations

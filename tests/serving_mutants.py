@@ -348,7 +348,7 @@ MUTANTS = (
     Mutant.of(
         "B26 a request that outgrows the pool by a token is accepted",
         "limits.py",
-        "test_what_can_never",
+        "test_b26",
         "self.shape.block_size + 1",
         "self.shape.block_size + 2",
     ),

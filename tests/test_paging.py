@@ -1,6 +1,6 @@
 """The room `paging`: bug reports of other engines as tests, a published example, and the events.
 
-The bNN in a name is a row of the bug reports that tests/paging_mutants.py lists; each such test was
+The bNN in a name is a row of the bug reports that tests/test_bugs.py lists; each such test was
 seen to fail on the bug it names (`make mutants`).
 """
 

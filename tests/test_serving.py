@@ -644,8 +644,8 @@ def test_b25_work_ends_within_its_bound_however_small_the_pool() -> None:
 
 def test_b26_what_can_never_fit_is_refused_and_the_next_one_is_served() -> None:
     engine = CheckedEngine(num_blocks=4, block_size=2)
-    with pytest.raises(ValueError, match="need 5 blocks of 2 slots, the pool has 3"):
-        engine.add([1] * 4, GREEDY)
+    with pytest.raises(ValueError, match="need 4 blocks of 2 slots, the pool has 3"):
+        engine.add([1] * 4, replace(GREEDY, max_tokens=4))
     request = engine.add([1, 2], replace(GREEDY, max_tokens=5))
     engine.run()
     verify_answer(request)

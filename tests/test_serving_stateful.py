@@ -162,15 +162,14 @@ class Histories(RuleBasedStateMachine):
     def abort(self, data: st.DataObject) -> None:
         self.abort_one_of(data, self.engine.unfinished)
 
-    @precondition(lambda self: self.with_a(State.PREEMPTED))
-    @rule(data=st.data())
-    def abort_one_that_is_computed_again(self, data: st.DataObject) -> None:
-        self.abort_one_of(data, self.with_a(State.PREEMPTED))
-
-    @precondition(lambda self: self.with_a(State.SWAPPED))
-    @rule(data=st.data())
-    def abort_one_that_is_swapped_out(self, data: st.DataObject) -> None:
-        self.abort_one_of(data, self.with_a(State.SWAPPED))
+    @precondition(lambda self: self.engine.unfinished)
+    @rule(data=st.data(), state=st.sampled_from([State.PREEMPTED, State.SWAPPED]))
+    def step_until_one_is_lost_and_abort_it(self, data: st.DataObject, state: State) -> None:
+        for _ in range(8):
+            if requests := self.with_a(state):
+                self.abort_one_of(data, requests)
+                break
+            self.step(times=1)
 
     def abort_one_of(self, data: st.DataObject, requests: list[Request]) -> None:
         request = data.draw(st.sampled_from(requests))

@@ -1,10 +1,10 @@
 """Put known bugs into a copy of the package, one by one, and see which test notices each.
 
-``python tools/mutants.py [WORD ...]``, or ``make mutants``: all mutants, or those whose name holds
-one of the words. A table of mutants stands beside the tests of its room; each mutant names the test
-that must fail on it. Where a room has random histories, they are tried on each mutant too, to see
-what they alone would find. The exit code is 0 only if every named test failed, and all tests pass
-on the unchanged copy.
+``python tools/mutants.py [WORD ...]``, or ``make mutants``: all mutants, or those whose room and
+name ("serving: B23 ...") hold one of the words. A table of mutants stands beside the tests of its
+room; each mutant names the test that must fail on it. Where a room has random histories, they are
+tried on each mutant too, to see what they alone would find. The exit code is 0 only if every named
+test failed, and all tests pass on the unchanged copy.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests import paging_mutants, triton_mutants  # noqa: E402
+from tests import paging_mutants, serving_mutants, triton_mutants  # noqa: E402
 
-TABLES = (paging_mutants, triton_mutants)
+TABLES = (paging_mutants, serving_mutants, triton_mutants)
 
 # Shrinking a counterexample takes long, and nobody reads it here.
 _HISTORIES = """
@@ -72,6 +72,11 @@ def mutated(text: str, mutant: paging_mutants.Mutant) -> str:
     return text
 
 
+def is_chosen(name: str, words: list[str]) -> bool:
+    """Return whether a mutant of this name is asked for."""
+    return not words or any(word in name for word in words)
+
+
 def main(words: list[str]) -> int:
     """Try the mutants; return the exit code."""
     survivors: list[str] = []
@@ -84,6 +89,9 @@ def main(words: list[str]) -> int:
             ignore=shutil.ignore_patterns("__pycache__"),
         )
         for table in TABLES:
+            chosen = [m for m in table.MUTANTS if is_chosen(f"{table.ROOM}: {m.name}", words)]
+            if not chosen:
+                continue
             room = package / "servelab" / table.ROOM
             where = f"import servelab.{table.ROOM} as room; print(room.__file__)"
             found, _ = start(package, "-c", where).communicate()
@@ -91,9 +99,7 @@ def main(words: list[str]) -> int:
                 raise RuntimeError(f"not the copy is what runs, but {found}")
             if any(failed := failures(package, table)):
                 raise RuntimeError(f"without any mutant, tests or histories fail: {failed}")
-            for mutant in table.MUTANTS:
-                if words and not any(word in mutant.name for word in words):
-                    continue
+            for mutant in chosen:
                 file = room / mutant.file
                 text = file.read_text(encoding="utf-8")
                 file.write_text(mutated(text, mutant), encoding="utf-8")
@@ -106,7 +112,7 @@ def main(words: list[str]) -> int:
                 others = f" and {len(names) - 1} more" if killer and len(names) > 1 else ""
                 verdict = f"{killer}{others}" if killer else f"SURVIVES {mutant.killer}: {names}"
                 seen = "also in histories" if random else "not in histories"
-                print(f"{mutant.name}\n    {verdict}; {seen}", flush=True)
+                print(f"{table.ROOM}: {mutant.name}\n    {verdict}; {seen}", flush=True)
     print(f"{tried} mutants, {len(survivors)} survived; histories alone found {by_histories}")
     return 1 if survivors or not tried else 0
 

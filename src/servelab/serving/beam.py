@@ -2,7 +2,8 @@
 
 Models: the search of vLLM's ``beam_search``: of each beam the ``2 * beam_width`` most likely next
 tokens; those that end a sequence complete it, of the others the ``beam_width`` most likely in all
-go on; at the end the best by ``cumulative_logprob / length ** length_penalty``.
+go on; at the end the best by ``cumulative_logprob / length ** length_penalty``. Length is that of
+what was generated; vLLM's counts the prompt, too, and not the token that ends a sequence.
 
 Assumes: the runner reports log-probabilities. The engine may serve other requests meanwhile; their
 answers are kept in their ``Request``.
