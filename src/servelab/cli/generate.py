@@ -34,12 +34,23 @@ def _temperature(text: str) -> float:
     return value
 
 
+def _top_p(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise ValueError(f"must be a probability, above 0 and at most 1, got {text!r}")
+    return value
+
+
 TEMPERATURE = options.Parsed("number", _temperature)
+TOP_P = options.Parsed("probability", _top_p)
 
 
 @click.command(
     epilog=options.examples(
-        f'generate {BUNDLED} --prompt "Once there was a fox named Pip." --max-tokens 40',
+        f'generate {BUNDLED} --prompt "Once there was a hen" --max-tokens 24',
     )
 )
 @click.argument("checkpoint", metavar="CHECKPOINT")
@@ -55,8 +66,15 @@ TEMPERATURE = options.Parsed("number", _temperature)
     type=TEMPERATURE,
     help="0 takes the likeliest token.  [default: 0, with --n above 1: 1]",
 )
-@click.option("--top-k", type=click.IntRange(0), default=0, help="Likeliest tokens to draw from.")
-@click.option("--top-p", type=options.SHARE, default=1.0, help="Probability to draw from.")
+@click.option(
+    "--top-k",
+    type=click.IntRange(0),
+    default=0,
+    help="Likeliest tokens to draw from.  [default: all]",
+)
+@click.option(
+    "--top-p", type=TOP_P, default=1.0, show_default=True, help="What those drawn from add up to."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the draws.")
 @click.option("--ignore-eos", is_flag=True, help="Go on where the model would end.")
 @click.option(
@@ -74,10 +92,21 @@ TEMPERATURE = options.Parsed("number", _temperature)
     type=click.Choice(["reference", "triton"]),
     help="[default: triton on a GPU, else reference]",
 )
-@click.option("--block-size", type=options.COUNT, default=16, show_default=True)
-@click.option("--num-blocks", type=options.COUNT, help="Of the pool.  [default: what memory holds]")
 @click.option(
-    "--gpu-memory-utilization", type=options.SHARE, default=0.9, help="Where blocks are not given."
+    "--compile", "compiled", is_flag=True, help="Compile the decode step on a CPU (a minute)."
+)
+@click.option(
+    "--block-size", type=options.COUNT, default=16, show_default=True, help="Tokens per block."
+)
+@click.option(
+    "--num-blocks", type=options.COUNT, help="Of the pool, and one.  [default: what memory holds]"
+)
+@click.option(
+    "--gpu-memory-utilization",
+    type=options.SHARE,
+    default=0.9,
+    show_default=True,
+    help="Share of the memory, where blocks are not given.",
 )
 @click.option("--no-prefix-caching", is_flag=True, help="Compute every prompt to its start.")
 @options.json_option
@@ -95,6 +124,7 @@ def command(
     device: str | None,
     dtype: str,
     attention: str | None,
+    compiled: bool,
     block_size: int,
     num_blocks: int | None,
     gpu_memory_utilization: float,
@@ -120,7 +150,7 @@ def command(
         max_tokens=max_tokens,
         ignore_eos=ignore_eos,
     )
-    runner = _load(checkpoint, device, dtype, attention)
+    runner = _load(checkpoint, device, dtype, attention, compiled)
     log = _StepLog()
     engine = Engine(
         runner,
@@ -155,7 +185,9 @@ def command(
     answer(as_json, values, text())
 
 
-def _load(checkpoint: str, device: str | None, dtype: str, attention: str | None) -> TorchRunner:
+def _load(
+    checkpoint: str, device: str | None, dtype: str, attention: str | None, compiled: bool
+) -> TorchRunner:
     try:
         from servelab import decoder
     except ModuleNotFoundError as error:
@@ -172,7 +204,7 @@ def _load(checkpoint: str, device: str | None, dtype: str, attention: str | None
     formats = {name: torch_dtype for torch_dtype, name in decoder.DTYPE_NAMES.items()}
     try:
         return decoder.TorchRunner.from_pretrained(
-            folder, device=device, dtype=formats.get(dtype), attention=attention
+            folder, device, formats.get(dtype), attention, compile=compiled
         )
     except (OSError, RuntimeError) as error:  # a file that is missing, a device that is not there
         raise click.UsageError(str(error)) from error

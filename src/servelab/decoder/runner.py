@@ -88,7 +88,9 @@ class TorchRunner:
         Raises: as ``Checkpoint.open`` and ``Checkpoint.load_into``.
         """
         stored = Checkpoint.open(folder)
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device {str(device)!r} was asked for, but torch sees no CUDA device")
         dtype = dtype or stored.dtype
         model = PagedDecoder(stored.spec, stored.rope, stored.norm_eps, device, dtype)
         stored.load_into(model.weights())
