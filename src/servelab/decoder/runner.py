@@ -88,11 +88,12 @@ class TorchRunner:
         Raises: as ``Checkpoint.open`` and ``Checkpoint.load_into``.
         """
         stored = Checkpoint.open(folder)
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"device {str(device)!r} was asked for, but torch sees no CUDA device")
+        has_cuda = torch.cuda.is_available()
+        place = torch.device(device or ("cuda" if has_cuda else "cpu"))
+        if place.type == "cuda" and not has_cuda:
+            raise ValueError(f"device {str(place)!r} was asked for, but torch sees no CUDA device")
         dtype = dtype or stored.dtype
-        model = PagedDecoder(stored.spec, stored.rope, stored.norm_eps, device, dtype)
+        model = PagedDecoder(stored.spec, stored.rope, stored.norm_eps, place, dtype)
         stored.load_into(model.weights())
         return cls(model, attention, stored.tokenizer(), stored.eos_token_ids, compile)
 
