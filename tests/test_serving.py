@@ -1179,6 +1179,8 @@ def test_a_beam_that_lost_its_blocks_comes_back_in_its_turn() -> None:
 def test_only_a_held_sequence_with_room_is_continued() -> None:
     engine = CheckedEngine()
     request = engine.add([1, 2], replace(GREEDY, max_tokens=2, logprobs=2), steered=True)
+    with pytest.raises(ValueError, match="a steered request begins as one sequence, got n = 2"):
+        engine.add([1, 2], sampled(n=2), steered=True)
     with pytest.raises(ValueError, match=r"only a held sequence .*, got <0/0: waiting, 0/2>"):
         engine.fork(request.sequences[0], 1)
     engine.step()

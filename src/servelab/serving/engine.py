@@ -120,6 +120,9 @@ class Engine:
         """
         self._check_open()
         accepted = self.limits.accept(prompt, params or SamplingParams())
+        if steered and accepted.params.n > 1:
+            n = accepted.params.n
+            raise ValueError(f"a steered request begins as one sequence, got n = {n}")
         return self._submit(accepted, request_id, namespace, steered, arrival_seconds)
 
     def abort(self, request_id: str) -> bool:
