@@ -50,7 +50,7 @@ TOP_P = options.Parsed("probability", _top_p)
 
 @click.command(
     epilog=options.examples(
-        f'generate {BUNDLED} --prompt "Once there was a hen" --max-tokens 24',
+        f'generate {BUNDLED} --prompt "Once there was a hen" --max-tokens 12',
     )
 )
 @click.argument("checkpoint", metavar="CHECKPOINT")
@@ -320,16 +320,11 @@ def _request_values(output: RequestOutput) -> dict[str, Any]:
 
 
 def _closing_line(values: dict[str, Any]) -> str:
-    parts = [
-        f"{values['generated_tokens']} tokens in {format_seconds(values['seconds'])}",
-        f"{values['generated_tokens_per_second']:,.0f} tokens/s",
-        f"TTFT {format_seconds(values['mean_ttft_seconds'])}",
-    ]
+    speed = f"{values['generated_tokens']} tokens, {values['generated_tokens_per_second']:,.0f}/s"
+    times = f"TTFT {format_seconds(values['mean_ttft_seconds'])}"
     if values["mean_tpot_seconds"] is not None:
-        parts.append(f"TPOT {format_seconds(values['mean_tpot_seconds'])}")
-    parts.append(
-        f"{values['cached_prompt_tokens']} of {values['prompt_tokens']} prompt tokens cached"
-    )
+        times += f", TPOT {format_seconds(values['mean_tpot_seconds'])}"
+    parts = [speed, times, f"{values['cached_prompt_tokens']}/{values['prompt_tokens']} cached"]
     if values["fraction_of_roof"] is not None:
-        parts.append(f"{values['fraction_of_roof']:.0%} of this {values['device']}'s roof")
+        parts.append(f"{values['fraction_of_roof']:.0%} of the {values['device']}'s roof")
     return "; ".join(parts)
