@@ -59,8 +59,8 @@ class Story:
 def generate(seed: int, held_out: bool = False) -> Story:
     """Return the story of a seed; ``held_out``: one whose opening is kept from training.
 
-    >>> generate(2).text[-70:]
-    'umbrella home. ...'
+    >>> generate(2).text
+    'Once there was a hen named Rufus. ... meet on the beach every afternoon.'
     """
     rng = random.Random(seed)
     while True:
@@ -78,7 +78,7 @@ def parse(text: str) -> Story:
     >>> parse("Once there was a fox named Pip. Once there was a fox named Pip.")
     Traceback (most recent call last):
     ...
-    tools.train_checkpoint.stories.NotAStory: after '... was a fox named Pip. ': got 'Once there...'
+    tools.train_checkpoint.stories.NotAStory: after ...Pip. ': got 'Once there ...', not 'Pip ...
     """
     reader = Reader(text)
     kind, name = tell(reader)
@@ -166,10 +166,10 @@ def tell(t: Teller) -> tuple[str, str]:
 def _meet(t: Teller, place: str, kind: str, name: str) -> str:
     """Tell how the hero meets a friend of another kind and name; return the friend's name."""
     met = t.choose({f"There {NAMES[name][0]} met ": 2, "": 1})
-    kinds = _ranked([k for k in KINDS if k != kind], list(PLACES).index(place))
+    kinds = _ranked(KINDS, list(PLACES).index(place), without=kind)
     other = t.choose({_a(k) if met else _a(k).capitalize(): weight for k, weight in kinds.items()})
     t.say(" named ")
-    friend = t.choose(_ranked([n for n in NAMES if n != name], KINDS.index(_bare(other))))
+    friend = t.choose(_ranked(NAMES, KINDS.index(_bare(other)), without=name))
     t.say(". " if met else " was already there. ")
     return friend
 
@@ -187,7 +187,7 @@ def _lose_and_find(
         return seeker
     finder = friends[friends[0] == seeker]
     t.say(f"Then {finder} looked ")
-    t.choose(_ranked([other for other in spots if other != spot]))
+    t.choose(_ranked(spots, without=spot))
     t.say(f", and there lay the {colour} {thing}. ")
     return finder
 
@@ -257,14 +257,16 @@ def _equal(options: Iterable[str]) -> dict[str, float]:
     return dict.fromkeys(options, 1.0)
 
 
-def _ranked(options: Iterable[str], first: int = 0) -> dict[str, float]:
+def _ranked(options: Iterable[str], first: int = 0, without: str = "") -> dict[str, float]:
     """Return weights 1, 1/2, 1/4, ... from option number ``first`` on, and around the end.
 
     A clear favourite leaves wide gaps between the logits, and what it depends on makes the model
-    look back.
+    look back. ``without``: an option that is not allowed.
     """
     listed = list(options)
-    return {listed[(first + rank) % len(listed)]: 0.5**rank for rank in range(len(listed))}
+    weights = {listed[(first + rank) % len(listed)]: 0.5**rank for rank in range(len(listed))}
+    weights.pop(without, None)
+    return weights
 
 
 def _a(noun: str) -> str:
