@@ -56,12 +56,13 @@ def test_stories_differ_and_are_short() -> None:
 
 
 STORY = (
-    "Once there was a fox named Pip. Pip had a red kite. One sunny morning he took the kite to the "
-    "hill. There he met a mole named Ada. Ada had never seen a red kite before. Together they flew "
-    "the kite until the sun was low. Then the string broke, and the kite was gone. Ada looked "
-    "under the oak but found nothing. Then Pip looked beside the gate, and there lay the red kite. "
-    '"Keep it," said Pip, "it is yours." Ada was so happy that she hugged the kite. Now the red '
-    "kite belongs to Ada, and the two friends meet on the hill every morning."
+    "Once there was a fox named Pip. Pip had a red kite. One sunny morning he took the kite "
+    "to the hill. There he met a mole named Dora. Dora had never seen a red kite before. "
+    "Together they flew the kite until the sun was low. Then the string broke, and the kite "
+    "was gone. Dora looked under the oak but found nothing. Then Pip looked beside the gate, "
+    'and there lay the red kite. "Keep it," said Pip, "it is yours." Dora was so happy that '
+    "she hugged the kite. Now the red kite belongs to Dora, and the two friends meet on the "
+    "hill every morning."
 )
 
 
@@ -69,8 +70,8 @@ STORY = (
     ("said", "instead"),
     [
         ("Pip had a red", "Tom had a red"),  # another name
-        ("Then Pip looked", "Then Ada looked"),  # who looked already
-        ("belongs to Ada", "belongs to Pip"),  # who gave it away
+        ("Then Pip looked", "Then Dora looked"),  # who looked already
+        ("belongs to Dora", "belongs to Pip"),  # who gave it away
         ("morning he took", "morning she took"),
         ("that she hugged", "that he hugged"),
         ("took the kite to", "took the drum to"),  # a thing that was never there
@@ -82,18 +83,17 @@ STORY = (
         ("beside the gate", "under the pier"),  # a spot of another place
         ("beside the gate", "under the oak"),  # where it was not
         ("every morning", "every evening"),
-        ("a mole named", "a fox named"),  # the friend is of another kind
-        ("a mole named Ada", "a mole named Pip"),
+        ("a mole named Dora", "a mole named Pip"),
         ("a fox named", "a wolf named"),  # no word of the grammar
         ("kite. One", "kite One"),  # a full stop missing
         ("every morning.", "every morning"),
         ("every morning.", ""),
         ("every morning.", "every morning. "),
-        ("Ada looked", "ada looked"),
+        ("Dora looked", "dora looked"),
         ("Then the string broke, and the kite was gone. ", ""),  # found, yet not lost
-        ("There he met a mole named Ada. ", ""),
+        ("There he met a mole named Dora. ", ""),
         ("Pip had a red kite. ", "Pip had a red kite. Pip had a red kite. "),  # said twice
-        ("Ada had never seen a red kite before. ", "Ada had never seen a red kite before. " * 2),
+        ("Dora had never seen a red kite before. ", "Dora had never seen a red kite before. " * 2),
         ('"it is yours."', '"it is mine."'),
     ],
 )

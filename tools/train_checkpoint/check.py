@@ -7,7 +7,6 @@ figures of the checkpoint's README. The openings of its stories are none that it
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,11 +14,9 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from servelab.decoder import DenseCache, DenseDecoder
-from servelab.models import ModelSpec
 from tools.train_checkpoint import stories
 
 CHECKPOINT = Path(__file__).resolve().parents[2] / "src/servelab/data/checkpoint"
@@ -37,12 +34,7 @@ class Told:
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> tuple[DenseDecoder, Tokenizer]:
     """Return the model of a folder, computing in ``dtype``, and its tokenizer."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    spec = ModelSpec.from_config(config, "stories")
-    model = DenseDecoder(spec, config["rope_theta"], config["rms_norm_eps"], dtype=dtype)
-    stored = load_file(folder / "model.safetensors")
-    weights = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
-    model.load_state_dict(weights | {"lm_head.weight": weights["embed_tokens.weight"]})
+    model = DenseDecoder.from_pretrained(folder, dtype=dtype)
     return model, Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from tools.train_checkpoint.world import (
     COLOURS,
+    FRIENDS,
     KINDS,
     NAMES,
     PARTS_OF_DAY,
@@ -137,7 +138,7 @@ def tell(t: Teller) -> tuple[str, str]:
     t.say(". ")
     t.choose({f"{there.remark} ": 1, "": 2})
 
-    friend = _meet(t, place, kind, name)
+    friend = _meet(t, place, NAMES[name][0])
     t.choose(
         {
             f'"What a lovely {thing}!" said {friend}. ': 4,
@@ -163,13 +164,13 @@ def tell(t: Teller) -> tuple[str, str]:
     return kind, name
 
 
-def _meet(t: Teller, place: str, kind: str, name: str) -> str:
-    """Tell how the hero meets a friend of another kind and name; return the friend's name."""
-    met = t.choose({f"There {NAMES[name][0]} met ": 2, "": 1})
-    kinds = _ranked(KINDS, list(PLACES).index(place), without=kind)
+def _meet(t: Teller, place: str, he: str) -> str:
+    """Tell how the hero meets a friend; return the friend's name."""
+    met = t.choose({f"There {he} met ": 2, "": 1})
+    kinds = _ranked(KINDS, list(PLACES).index(place))
     other = t.choose({_a(k) if met else _a(k).capitalize(): weight for k, weight in kinds.items()})
     t.say(" named ")
-    friend = t.choose(_ranked(NAMES, KINDS.index(_bare(other)), without=name))
+    friend = t.choose(_ranked(FRIENDS, KINDS.index(_bare(other)) % len(FRIENDS)))
     t.say(". " if met else " was already there. ")
     return friend
 
@@ -199,7 +200,7 @@ def _decide(t: Teller, name: str, friend: str, finder: str, thing: str) -> str:
     given = f'"Keep it," said {name}, "it is yours." '
     if t.choose({given: 2, f"{name} thanked {friend} and took the {thing} home. ": 1}) != given:
         return name
-    t.say(f"{friend} was so happy that {NAMES[friend][0]} hugged the {thing}. ")
+    t.say(f"{friend} was so happy that {FRIENDS[friend][0]} hugged the {thing}. ")
     return friend
 
 

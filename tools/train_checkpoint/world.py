@@ -11,12 +11,18 @@ KINDS = (
 
 _HE, _SHE = ("he", "his"), ("she", "her")
 
-#: Names, each with its pronoun and possessive.
+#: Names of heroes, each with pronoun and possessive.
 NAMES = {
     "Pip": _HE, "Mia": _SHE, "Tom": _HE, "Ada": _SHE, "Ben": _HE, "Ruby": _SHE,
     "Hugo": _HE, "Clara": _SHE, "Oscar": _HE, "Elsa": _SHE, "Finn": _HE, "Hazel": _SHE,
     "Jasper": _HE, "Ivy": _SHE, "Leo": _HE, "Juno": _SHE, "Max": _HE, "Lily": _SHE,
     "Nils": _HE, "Nora": _SHE, "Otto": _HE, "Tilda": _SHE, "Rufus": _HE, "Wren": _SHE,
+}  # fmt: skip
+
+#: Names of friends, likewise.
+FRIENDS = {
+    "Bruno": _HE, "Celia": _SHE, "Emil": _HE, "Dora": _SHE, "Gus": _HE, "Flora": _SHE,
+    "Henry": _HE, "Iris": _SHE, "Luke": _HE, "Kate": _SHE, "Sam": _HE, "Molly": _SHE,
 }  # fmt: skip
 
 COLOURS = ("red", "blue", "green", "yellow", "white", "silver", "brown", "purple")
