@@ -34,10 +34,12 @@ PADDING = -100  # what cross_entropy leaves out
 MUON_RATE, ADAM_RATE = 0.02, 4e-3
 WARM_UP_STEPS, COOL_DOWN = 20, 0.8  # the second a share of all steps
 
-# Layers, widths, heads and vocabulary all differ, so that none can be mistaken for another.
+# Layers, widths, heads and vocabulary all differ, so that none can be mistaken for another. Without a
+# window Mistral's layers are Llama's, but its class lets the query heads be wider than the hidden
+# size (as in Mistral-Nemo); transformers' LlamaConfig refuses a hidden size that 6 does not divide.
 CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
     "hidden_size": 160,
     "intermediate_size": 448,
     "num_hidden_layers": 5,
@@ -47,8 +49,7 @@ CONFIG: dict[str, Any] = {
     "vocab_size": 768,
     "max_position_embeddings": 512,
     "tie_word_embeddings": True,
-    "attention_bias": False,
-    "mlp_bias": False,
+    "sliding_window": None,
     "attention_dropout": 0.0,
     "hidden_act": "silu",
     "initializer_range": 0.02,
