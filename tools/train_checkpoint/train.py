@@ -34,9 +34,9 @@ PADDING = -100  # what cross_entropy leaves out
 MUON_RATE, ADAM_RATE = 0.02, 4e-3
 WARM_UP_STEPS, COOL_DOWN = 20, 0.8  # the second a share of all steps
 
-# Layers, widths, heads and vocabulary all differ, so that none can be mistaken for another. Without a
-# window Mistral's layers are Llama's, but its class lets the query heads be wider than the hidden
-# size (as in Mistral-Nemo); transformers' LlamaConfig refuses a hidden size that 6 does not divide.
+# Layers, widths, heads and vocabulary all differ, so that none can be mistaken for another.
+# Without a window Mistral's layers are Llama's, but its class lets the query heads be wider than
+# the hidden size (as in Mistral-Nemo); LlamaConfig refuses a hidden size that 6 does not divide.
 CONFIG: dict[str, Any] = {
     "architectures": ["MistralForCausalLM"],
     "model_type": "mistral",
