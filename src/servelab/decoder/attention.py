@@ -13,12 +13,16 @@ Ignores: speed on a GPU: gathering copies what a fused kernel reads in place (`t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from servelab.paging import NULL_BLOCK, BlockTable
 
 # Shapes below: N new tokens of R rows, W blocks of the longest row, S slots that they have, H query
 # heads, K KV heads, G = H / K, d head_dim; a layer's cache is (2, blocks, block_size, K, d).
@@ -45,6 +49,50 @@ class StepBatch:
     rows: list[tuple[int, int]]
     max_new_tokens: int
     max_context_len: int
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[tuple[int, int]],
+        tables: Sequence[BlockTable],
+        device: torch.device | str = "cpu",
+    ) -> StepBatch:
+        """Return the step of ``rows`` (new, cached) behind their block tables, every token 0.
+
+        The plain form of what the runner keeps on the device from step to step.
+        Raises: ``ValueError`` for positions that a table does not have, a table too many or few.
+
+        >>> from servelab.paging import BlockPool
+        >>> table = BlockTable(BlockPool(num_blocks=4, block_size=4))
+        >>> table.append(6)
+        []
+        >>> batch = StepBatch.of([(2, 4)], [table])
+        >>> batch.positions, batch.slots, batch.block_tables
+        (tensor([4, 5]), tensor([8, 9]), tensor([[1, 2]], dtype=torch.int32))
+        """
+        paired = list(zip(rows, tables, strict=True))
+        contexts = [new + cached for new, cached in rows]
+        blocks = [
+            table.blocks[: table.pool.shape.blocks_for(context)]
+            for table, context in zip(tables, contexts, strict=True)
+        ]
+        width = max(map(len, blocks))
+        padded = [[*row, *[NULL_BLOCK] * (width - len(row))] for row in blocks]
+        positions = [p for new, cached in rows for p in range(cached, cached + new)]
+        slots = [s for (new, cached), table in paired for s in table.slots(cached, cached + new)]
+        starts = [0, *accumulate(new for new, _ in rows)]
+        with torch.device(device):
+            return cls(
+                tokens=torch.zeros(len(positions), dtype=torch.int64),
+                positions=torch.tensor(positions),
+                slots=torch.tensor(slots),
+                block_tables=torch.tensor(padded, dtype=torch.int32),
+                query_starts=torch.tensor(starts, dtype=torch.int32),
+                context_lens=torch.tensor(contexts, dtype=torch.int32),
+                rows=list(rows),
+                max_new_tokens=max(new for new, _ in rows),
+                max_context_len=max(contexts),
+            )
 
 
 class AttentionBackend(Protocol):
