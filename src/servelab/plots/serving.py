@@ -107,10 +107,12 @@ def load_sweep(runs: Mapping[float, Simulation], capacity: float) -> Figure:
     with styled():
         figure, (first, further, speed) = new_figure(columns=3, height_inches=3.6, width_inches=7.4)
         for place, percent in enumerate((50, 99)):
-            style = {"color": CYCLE[place], "marker": MARKERS[place], "label": f"p{percent}"}
-            first.plot(rates, [percentile(r.ttft_seconds, percent) for r in runs.values()], **style)
-            tpots = [1e3 * percentile(r.tpot_seconds, percent) for r in runs.values()]
-            further.plot(rates, tpots, **style)
+            ttfts = [percentile(run.ttft_seconds, percent) for run in runs.values()]
+            tpots = [1e3 * percentile(run.tpot_seconds, percent) for run in runs.values()]
+            for axes, times in ((first, ttfts), (further, tpots)):
+                axes.plot(
+                    rates, times, color=CYCLE[place], marker=MARKERS[place], label=f"p{percent}"
+                )
         first.set_yscale("log")
         first.set_title("TTFT, s (log scale)", loc="left")
         further.set_title("TPOT, ms", loc="left")
