@@ -27,7 +27,6 @@ from typing import Protocol
 
 from servelab.units import check_count, check_positive
 
-
 #: Mean tokens of a running ShareGPT sequence by the 79,725 pairs themselves: the sum of
 #: M N + M (M - 1) / 2 over that of M, prompts N, outputs M. Drawn apart they give 427.
 #: Source: as `sharegpt`; the pairs are not shipped (see the data's README).
