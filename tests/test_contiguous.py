@@ -139,6 +139,12 @@ def test_what_each_policy_reserves(policy, prompt, output, reserved):
     )
 
 
+def test_a_context_that_is_no_power_of_two_takes_the_next_one():
+    cache = ContiguousCache(num_units=20, unit_tokens=16, policy="max", max_tokens=100)
+    assert [cache.admit(50, 50) is not None for _ in range(3)] == [True, True, False]
+    assert cache.occupancy() == Occupancy(held=100, reserved=100, internal=0, rounding=56, free=64)
+
+
 def test_a_slot_that_was_reserved_is_held_once_its_token_comes():
     cache = ContiguousCache(num_units=8, unit_tokens=16, policy="power-of-two", max_tokens=128)
     number = cache.admit(prompt_tokens=10, output_tokens=5)

@@ -133,7 +133,8 @@ class ContiguousCache:
         self.policy = policy
         self.unit_tokens = check_count("unit_tokens", unit_tokens)
         self.max_tokens = check_count("max_tokens", max_tokens)
-        self.buddy = BuddyAllocator(num_units, max_units=-(-max_tokens // unit_tokens))
+        longest_units = -(-max_tokens // unit_tokens)
+        self.buddy = BuddyAllocator(num_units, max_units=1 << (longest_units - 1).bit_length())
         self._sequences: dict[int, _Region] = {}
         self._numbers = count()
 

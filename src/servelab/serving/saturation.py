@@ -5,7 +5,8 @@ ones join, first come first served, while the layout admits the first of them an
 most ``max_batched_tokens`` (a prompt counts whole, a running sequence as one). Where a sequence
 needs memory and there is none, the one that came last is preempted, and computed anew when it is
 admitted again. The order of these is that of the vLLM paper's artifact (sosp-ae-39/sosp-ae-astra,
-cacheflow/master/scheduler.py).
+cacheflow/master/scheduler.py), which preempts a little earlier: it wants a free block for every
+sequence, also for one whose last block has room.
 
 Assumes: an output of n tokens runs n steps and ends with prompt + n - 1 tokens in the cache: the
 last token is never put there.

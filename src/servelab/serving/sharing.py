@@ -3,8 +3,8 @@
 Models: parallel sampling as n tables forked from the prompt's: full blocks stay shared, the last is
 copied by all but one when they first write (copy on write). Beam search as tables that now and
 then fork from another beam. The saving is 1 - physical / logical blocks, where logical blocks are
-those that n tables would hold without sharing (Kwon et al. 2023, section 6.3); both are summed over
-all steps of all requests.
+those that n tables would hold without sharing (Kwon et al. 2023, section 6.3). Both are summed
+over all steps of all requests; the paper's artifact takes the mean of their ratio over steps.
 
 Assumes: the n outputs are equally long, as in the paper's artifact.
 
