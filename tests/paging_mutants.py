@@ -27,7 +27,7 @@ class Mutant:
 
 
 ROOM = "paging"
-TESTS = "tests/test_paging.py"
+TESTS = ("tests/test_paging.py",)
 HISTORIES = "tests.test_paging_stateful"  # its `run_histories()` is tried on each mutant too
 
 _SHARE = '            self._share(hit.blocks, "hit")\n'

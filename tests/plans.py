@@ -18,6 +18,7 @@ from servelab.serving.request import Accepted, Sequence
 from tests.tiny import CONFIGS, pair
 
 GREEDY = SamplingParams(temperature=0)
+TOLERANCE = 1e-9  # DESIGN, section 5: against our own oracle in float64
 
 
 class SpyRunner(TorchRunner):
@@ -108,3 +109,16 @@ class World:
 def dense_logits(dense: DenseDecoder, token_ids: SequenceOf[int]) -> Tensor:
     """The dense decoder's logits behind the last token, (V)."""
     return dense(torch.tensor([list(token_ids)]), last_only=True)[0, -1]
+
+
+def check_rows(world: World, dense: DenseDecoder, rows: list[Row]) -> None:
+    """Every sampled row's logits and token are the dense decoder's."""
+    ordered = sorted((row for row in rows if row.samples), key=lambda row: row.new_tokens > 1)
+    assert len(world.runner.seen_logits) == len(ordered)
+    for row, logits in zip(ordered, world.runner.seen_logits, strict=True):
+        tokens = row.sequence.token_ids[: row.cached_tokens + row.new_tokens]
+        expected = dense_logits(dense, tokens)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE)
+        assert expected.std() > 0.1, "logits near 0 would agree with anything"
+        index = next(i for i, other in enumerate(rows) if other is row)
+        assert world.result.tokens[index] == [int(expected.argmax())]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tests.paging_mutants import Mutant
 
 ROOM = "serving"
-TESTS = "tests/test_serving.py"
+TESTS = ("tests/test_serving.py",)
 HISTORIES = "tests.test_serving_stateful"  # its `run_histories()` is tried on each mutant too
 
 _END_ALL = """            for request in requests:

@@ -18,7 +18,7 @@ Each named test was seen to fail on the bug it names: `make mutants`.
 | B12 | vllm#1486 | slots overflow 31 bits | paging |
 | B13 | vllm#50427 | offsets overflow, silently | paging |
 | B14 | vllm#35431, #35336, #33664 | padding names block -1 | paging |
-| B15 | vllm#42494, #39591, tenstorrent/vllm-tt-plugin#103 | a stale row tail is read | paging |
+| B15 | vllm#42494, #39591, tenstorrent/vllm-tt-plugin#103 | a stale tail is read | paging, decoder |
 | B16 | vllm#936, #47305, flashinfer#941, flash-attention#1745 | NaN in unused slots | decoder |
 | B17 | llmman#118 | writes accumulate on stale values | decoder |
 | B18 | pegainfer#350 | a surplus page at a full last block | paging |
@@ -62,28 +62,52 @@ owns which table, B43), the other half is the decoder's, and the row stands ther
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from tests import decoder_mutants, paging_mutants, serving_mutants, triton_mutants
+
 TESTS = Path(__file__).parent
+# Where it is edited: what is imported may be a mutated copy.
+SOURCES = TESTS.parent / "src" / "servelab"
 ROWS = dict(re.findall(r"^\| B(\d+) \|.*\| ([\w, ]+) \|$", __doc__ or "", re.MULTILINE))
-FILES = {"paging": "test_paging.py", "serving": "test_serving.py"}  # the decoder's: its own list
+ROOMS = {table.ROOM: table for table in (paging_mutants, serving_mutants, decoder_mutants)}
 
 
-def rows_tested_in(room: str) -> set[int]:
-    source = (TESTS / FILES[room]).read_text(encoding="utf-8")
-    return {int(row) for row in re.findall(r"^def test_b(\d\d)_", source, re.MULTILINE)}
+def names_of(table: ModuleType) -> list[str]:
+    """The names of the tests that are run on a table's mutants."""
+    files = [Path(word) for word in table.TESTS if word.endswith(".py")]
+    sources = [(TESTS / file.name).read_text(encoding="utf-8") for file in files]
+    return re.findall(r"^def (test_\w+)", "\n".join(sources), re.MULTILINE)
+
+
+def rows_of(names: Iterable[str]) -> set[int]:
+    return {int(found[1]) for found in map(re.compile(r"test_b(\d\d)").match, names) if found}
 
 
 def test_the_table_has_fifty_rows() -> None:
     assert list(ROWS) == [str(row) for row in range(1, 51)]
 
 
-@pytest.mark.parametrize("room", FILES)
+@pytest.mark.parametrize("room", ROOMS)
 def test_the_rows_of_a_room_are_its_tests(room: str) -> None:
     listed = {int(row) for row, rooms in ROWS.items() if room in rooms.split(", ")}
-    assert listed == rows_tested_in(room)
-    mutants = (TESTS / f"{room}_mutants.py").read_text(encoding="utf-8")
-    killers = {int(row) for row in re.findall(r'"test_b(\d\d)\w*"', mutants)}
+    assert listed == rows_of(names_of(ROOMS[room]))
+    killers = rows_of(mutant.killer for mutant in ROOMS[room].MUTANTS)
     assert listed == killers, "a row without a mutant that its test was seen to fail on"
+
+
+@pytest.mark.parametrize("table", [*ROOMS.values(), triton_mutants], ids=lambda t: t.__name__)
+def test_each_mutant_fits_the_source_and_names_a_test(table: ModuleType) -> None:
+    names = names_of(table)
+    for mutant in table.MUTANTS:
+        source = (SOURCES / table.ROOM / mutant.file).read_text(encoding="utf-8")
+        for before, after in mutant.changes:
+            assert source.count(before) == 1, mutant.name
+            source = source.replace(before, after)
+        compile(source, mutant.file, "exec")
+        assert any(name.startswith(mutant.killer) for name in names), mutant.name
+    assert len({mutant.name for mutant in table.MUTANTS}) == len(table.MUTANTS)

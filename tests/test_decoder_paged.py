@@ -19,28 +19,13 @@ from servelab.decoder import DenseDecoder, KvStore, PagedDecoder, TorchRunner, g
 from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import BlockPool, BlockTable, PoolShape, move
 from servelab.serving import Engine, Plan, Row, RunnerLost, SamplingParams
-from tests.plans import SpyRunner, World, dense_logits, paged_twin, twins
+from tests.plans import SpyRunner, World, check_rows, dense_logits, paged_twin, twins
 from tests.tiny import CONFIGS
-
-TOLERANCE = 1e-9  # DESIGN, section 5: against our own oracle in float64
 
 
 @pytest.fixture(scope="module")
 def pairs() -> dict[str, tuple[DenseDecoder, SpyRunner]]:
     return {name: twins(name) for name in CONFIGS}
-
-
-def check_rows(world: World, dense: DenseDecoder, rows: list[Row]) -> None:
-    """Every sampled row's logits and token are the dense decoder's."""
-    ordered = sorted((row for row in rows if row.samples), key=lambda row: row.new_tokens > 1)
-    assert len(world.runner.seen_logits) == len(ordered)
-    for row, logits in zip(ordered, world.runner.seen_logits, strict=True):
-        tokens = row.sequence.token_ids[: row.cached_tokens + row.new_tokens]
-        expected = dense_logits(dense, tokens)
-        torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE)
-        assert expected.std() > 0.1, "logits near 0 would agree with anything"
-        index = next(i for i, other in enumerate(rows) if other is row)
-        assert world.result.tokens[index] == [int(expected.argmax())]
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -8,7 +8,7 @@ process would die of it instead of failing a test.
 from tests.paging_mutants import Mutant
 
 ROOM = "decoder"
-TESTS = "tests/triton_interpreted.py"
+TESTS = ("tests/triton_interpreted.py",)
 HISTORIES = None
 ENVIRONMENT = {"TRITON_INTERPRET": "1"}
 

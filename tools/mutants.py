@@ -21,9 +21,9 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests import paging_mutants, serving_mutants, triton_mutants  # noqa: E402
+from tests import decoder_mutants, paging_mutants, serving_mutants, triton_mutants  # noqa: E402
 
-TABLES = (paging_mutants, serving_mutants, triton_mutants)
+TABLES = (paging_mutants, serving_mutants, decoder_mutants, triton_mutants)
 
 # Shrinking a counterexample takes long, and nobody reads it here.
 _HISTORIES = """
@@ -53,7 +53,7 @@ def failures(package: Path, table: ModuleType) -> tuple[list[str], bool]:
     # Both at once: each uses one core.
     script = _HISTORIES.format(module=table.HISTORIES) if table.HISTORIES else ""
     histories = start(package, "-c", script)
-    words = ("-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", table.TESTS)
+    words = ("-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", *table.TESTS)
     tests = start(package, *words, **getattr(table, "ENVIRONMENT", {}))
     output, _ = tests.communicate()
     names = re.findall(r"^(?:FAILED|ERROR) [^:]+::(\w+)", output, re.MULTILINE)

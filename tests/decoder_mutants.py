@@ -1,0 +1,508 @@
+"""Bugs put into the decoder on purpose, each with the test that must see it; all on the CPU.
+
+The form is that of tests/paging_mutants.py; the rows B1 to B50 are listed in tests/test_bugs.py.
+The mutants of the Triton kernels are in tests/triton_mutants.py. B45 names a bug that no one line
+here can hold: a key is rotated before it is stored, so that no query head could rotate it again.
+"""
+
+from __future__ import annotations
+
+from tests.paging_mutants import Mutant
+
+ROOM = "decoder"
+TESTS = (
+    "tests/test_decoder_bugs.py",
+    "tests/test_decoder_paged.py",
+    "tests/test_decoder_sampler.py",
+    "tests/test_decoder_checkpoint.py",
+    *("-k", "not compiled and not loading"),  # slow, and of other parts
+)
+HISTORIES = None  # test_any_mixture_of_rows_equals_the_dense_decoder is random
+
+ATTENTION, STAGING, SAMPLER, RUNNER = "attention.py", "staging.py", "sampler.py", "runner.py"
+PAGED, STORE, ROPE, CHECKPOINT = "paged.py", "kv_store.py", "rope.py", "checkpoint.py"
+MIXTURE = "test_any_mixture_of_rows"
+ENGINE = "test_the_engine_generates"
+
+_CARRIED_OUT = """                store.swap_out(plan.swap_out)
+                store.copy(plan.copies)
+                store.swap_in(plan.swap_in)
+"""
+_POSITIONS = "positions.extend(range(cached, cached + new))"
+_KNOWN = "            self.places.append(row * width + begin)\n"
+_KEPT = "kept = keep_likely(scaled[filtered], top_k, top_p)"
+_SWAPPED_NORMS = (
+    "q, k = rms_norm(q, self.q_norm, self.norm_eps), rms_norm(k, self.k_norm, self.norm_eps)",
+    "q, k = rms_norm(q, self.k_norm, self.norm_eps), rms_norm(k, self.q_norm, self.norm_eps)",
+)
+
+MUTANTS = (
+    # --- attention: what is read ----------------------------------------------------------------
+    Mutant.of(
+        "B16 slots behind a row's context are read and masked",
+        ATTENTION,
+        "test_b16_attention",
+        "torch.where(live, slots, slots[:, :1]).flatten()",
+        "slots.flatten()",
+    ),
+    Mutant.of(
+        "B17 the new keys are added to what the slot held",
+        ATTENTION,
+        "test_b17_a_block_used_again",
+        "flat[0].index_copy_(0, batch.slots, keys)",
+        "flat[0].index_add_(0, batch.slots, keys)",
+    ),
+    Mutant.of(
+        "B17 the new values are added to what the slot held",
+        ATTENTION,
+        "test_b17_attention",
+        "flat[1].index_copy_(0, batch.slots, values)",
+        "flat[1].index_add_(0, batch.slots, values)",
+    ),
+    Mutant.of(
+        "B30 a short row reads its first key as often as its neighbour is longer",
+        ATTENTION,
+        "test_b30",
+        "seen = self.place < self.lens  # (R, S)",
+        "seen = self.place.expand(self.rows, -1) >= 0",
+    ),
+    Mutant.of(
+        "B41 behind a hit a chunk attends to its own keys only",
+        ATTENTION,
+        "test_b41",
+        "_Chunk(slots[row, : cached + new], start, new)",
+        "_Chunk(slots[row, cached : cached + new], start, new)",
+    ),
+    Mutant.of(
+        "B45 query heads are dealt out in turn",
+        ATTENTION,
+        "test_b45_heads_of_a_group",
+        "grouped = q[: self.rows].unflatten(1, (k.shape[1], -1))",
+        "grouped = q[: self.rows].unflatten(1, (-1, k.shape[1])).transpose(1, 2)",
+        "return out.reshape(self.rows, heads, head_dim)",
+        "return out.transpose(1, 2).reshape(self.rows, heads, head_dim)",
+    ),
+    Mutant.of(
+        "the group is folded in one order and unfolded in the other",
+        ATTENTION,
+        MIXTURE,
+        "return out.reshape(self.rows, heads, head_dim)",
+        "return out.transpose(1, 2).reshape(self.rows, heads, head_dim)",
+    ),
+    Mutant.of(
+        "B45 what is not in a row scores 0",
+        ATTENTION,
+        "test_b45_heads_of_a_group",
+        "mask.masked_fill_(~seen, -torch.inf)",
+        "mask.masked_fill_(~seen, 0)",
+    ),
+    Mutant.of(
+        "the mask is aligned to the first key",
+        ATTENTION,
+        "test_b41",
+        "query = place[len(self.index) - self.new :, None]",
+        "query = place[: self.new, None]",
+    ),
+    Mutant.of(
+        "a chunk behind others is masked as if it were the first",
+        ATTENTION,
+        MIXTURE,
+        "if keys_before or (window",
+        "if (window",
+    ),
+    Mutant.of(
+        "a first chunk longer than the window is not masked by it",
+        ATTENTION,
+        "test_b45_logits",
+        "if keys_before or (window is not None and window < self.new):",
+        "if keys_before:",
+    ),
+    Mutant.of(
+        "a step's window is one key too narrow",
+        ATTENTION,
+        MIXTURE,
+        "seen = seen & (self.place >= self.lens - window)",
+        "seen = seen & (self.place > self.lens - window)",
+    ),
+    Mutant.of(
+        "a chunk's window is one key too wide",
+        ATTENTION,
+        MIXTURE,
+        "mask &= place > query - window",
+        "mask &= place >= query - window",
+    ),
+    Mutant.of(
+        "a step is planned as the one before",
+        ATTENTION,
+        MIXTURE,
+        "if self._batch is not batch:",
+        "if self._batch is None or self._batch.rows != batch.rows:",
+    ),
+    # --- block tables on the device -------------------------------------------------------------
+    Mutant.of(
+        "B15 a shortened row keeps its end",
+        STAGING,
+        "test_b15",
+        "range(row * width + begin, row * width + max(end, stale))",
+        "range(row * width + begin, row * width + end)",
+        "self.blocks.extend([NULL_BLOCK] * (stale - end))",
+        "pass",
+    ),
+    Mutant.of(
+        "B15 a row used again keeps the end of its last table",
+        STAGING,
+        "test_b15",
+        "self._rows.get(table.id, (-1, width))",
+        "self._rows.get(table.id, (-1, 0))",
+    ),
+    Mutant.of(
+        "B43 every row reads the first row's table",
+        RUNNER,
+        "test_b43",
+        "tables.entries[:, :width].index_select(0, staged[3])",
+        "tables.entries[:1, :width].expand(len(pairs), -1)",
+    ),
+    Mutant.of(
+        "B43 rows read the tables in the order of the device's rows",
+        RUNNER,
+        "test_b43",
+        "tables.entries[:, :width].index_select(0, staged[3])",
+        "tables.entries[:, :width].index_select(0, staged[3].sort().values)",
+    ),
+    Mutant.of(
+        "B43 a row is known by its place in the step",
+        RUNNER,
+        "test_b43",
+        "tables.begin([table.id for table in held], width)",
+        "tables.begin(list(range(len(held))), width)",
+        "for (sequence, new, cached, samples), table in zip(rows, held, strict=True):",
+        "for at, ((sequence, new, cached, samples), table) in enumerate(zip(rows, held)):\n"
+        "            import types\n"
+        "            known = types.SimpleNamespace(id=at, slots=table.slots)",
+        "tables.place(table, cached, own)",
+        "tables.place(known, cached, own)",
+    ),
+    Mutant.of(
+        "a row given up is still held to be known",
+        STAGING,
+        "test_b43",
+        "self._rows = {id: self._rows[id] for id in ids if id in self._rows}\n"
+        "            used = {row for row, _ in self._rows.values()}",
+        "used = {self._rows[id][0] for id in ids if id in self._rows}",
+    ),
+    Mutant.of(
+        "a block that a copy has replaced is not sent",
+        STAGING,
+        "test_a_block_copied_under_a_running_sequence",
+        _KNOWN,
+        "            if stale == begin + 1:\n                return row\n" + _KNOWN,
+    ),
+    Mutant.of(
+        "after a step that failed the device is held to know the tables",
+        RUNNER,
+        "test_a_failed_step",
+        "            self._tables.forget()",
+        "            pass",
+    ),
+    # --- the runner -----------------------------------------------------------------------------
+    Mutant.of(
+        "B41 behind a hit positions start at 0",
+        RUNNER,
+        "test_b41",
+        _POSITIONS,
+        "positions.extend(range(new))",
+    ),
+    Mutant.of(
+        "positions start again when a sequence comes back from pre-emption",
+        RUNNER,
+        ENGINE,
+        _POSITIONS,
+        "count = sequence.request.num_prompt_tokens\n"
+        "                positions.extend(p % count for p in range(cached, cached + new))",
+    ),
+    Mutant.of(
+        "B42 the prompt is computed again behind its own cached prefix",
+        RUNNER,
+        "test_b42",
+        "tokens.extend(sequence.token_ids[cached : cached + new])",
+        "tokens.extend(sequence.token_ids[:new])",
+    ),
+    Mutant.of(
+        "B42 the rest of a prompt is written over its cached prefix",
+        RUNNER,
+        "test_b42",
+        "            slots.extend(own)\n",
+        "            slots.extend(own if new == 1 else table.slots(0, new))\n",
+    ),
+    Mutant.of(
+        "logits are taken behind a chunk's first token",
+        RUNNER,
+        MIXTURE,
+        "last.append(len(tokens) - 1)",
+        "last.append(len(tokens) - new)",
+    ),
+    Mutant.of(
+        "rows are computed in the plan's order, whatever their length",
+        RUNNER,
+        MIXTURE,
+        "key=lambda index: rows[index].new_tokens > 1",
+        "key=lambda index: 0",
+    ),
+    Mutant.of(
+        "B30 tokens come back in the order in which they were computed",
+        RUNNER,
+        "test_samples_of_one_row",
+        "        for index in order:\n            count",
+        "        for index in range(len(rows)):\n            count",
+    ),
+    Mutant.of(
+        "blocks are swapped in before others are swapped out",
+        RUNNER,
+        "test_a_plan_swaps_out",
+        _CARRIED_OUT,
+        "                store.swap_in(plan.swap_in)\n"
+        "                store.swap_out(plan.swap_out)\n"
+        "                store.copy(plan.copies)\n",
+    ),
+    Mutant.of(
+        "blocks are copied before others are swapped out",
+        RUNNER,
+        "test_a_plan_swaps_out",
+        _CARRIED_OUT,
+        "                store.copy(plan.copies)\n"
+        "                store.swap_out(plan.swap_out)\n"
+        "                store.swap_in(plan.swap_in)\n",
+    ),
+    # --- keys and values ------------------------------------------------------------------------
+    Mutant.of(
+        "copies are carried out all at once",
+        STORE,
+        "test_copies_are_carried_out",
+        "for run in _independent(copies):",
+        "for run in [list(copies)] if copies else []:",
+    ),
+    Mutant.of(
+        "a copy may overwrite what another has written at once with it",
+        STORE,
+        "test_copies_are_carried_out",
+        "if source in written or destination in written:",
+        "if destination in written:",
+    ),
+    Mutant.of(
+        "only keys are swapped",
+        STORE,
+        "test_swapped_sequences",
+        "destination[:, :, new].copy_(source[:, :, old], non_blocking=True)",
+        "destination[:, :1, new].copy_(source[:, :1, old], non_blocking=True)",
+    ),
+    # --- the sampler ----------------------------------------------------------------------------
+    Mutant.of(
+        "B31 the first row's temperature is that of all",
+        SAMPLER,
+        "test_b31",
+        "temper(logits[row[chance]], temperature)",
+        "temper(logits[row[chance]], temperature[:1].expand(len(chance)))",
+    ),
+    Mutant.of(
+        "B31 the first row's top-p is that of all",
+        SAMPLER,
+        "test_b31",
+        "before < top_p[:, None] * total[:, -1:]",
+        "before < top_p[:1, None] * total[:, -1:]",
+    ),
+    Mutant.of(
+        "B40 draws come from torch's own random numbers",
+        SAMPLER,
+        "test_b40",
+        "point = torch.minimum(uniform[:, None] * whole,",
+        "point = torch.minimum(torch.rand_like(whole) * whole,",
+    ),
+    Mutant.of(
+        "B47 top-p counts what top-k has left out",
+        SAMPLER,
+        "test_b47",
+        "weight = falling.double().exp() * kept",
+        "weight = falling.double().exp()",
+    ),
+    Mutant.of(
+        "B47 top-p comes before top-k",
+        SAMPLER,
+        "test_b47",
+        _KEPT,
+        "kept = keep_likely(scaled[filtered], torch.zeros_like(top_k), top_p)\n"
+        "            kept = keep_likely(kept, top_k, torch.ones_like(top_p))",
+    ),
+    Mutant.of(
+        "top-p keeps one token too few",
+        SAMPLER,
+        "test_b47",
+        "(before < top_p[:, None] * total[:, -1:])",
+        "((total <= top_p[:, None] * total[:, -1:]) | (rank == 0))",
+    ),
+    Mutant.of(
+        "top-p keeps one more than reaches it exactly",
+        SAMPLER,
+        "test_b47",
+        "(before < top_p[:, None] * total[:, -1:])",
+        "(before <= top_p[:, None] * total[:, -1:])",
+    ),
+    Mutant.of(
+        "of equal logits the higher id is the more likely",
+        SAMPLER,
+        "test_b47",
+        "(equal & (equal.cumsum(-1) <= wanted))",
+        "(equal & (equal.flip(-1).cumsum(-1).flip(-1) <= wanted))",
+    ),
+    Mutant.of(
+        "of equal logits greedy decoding takes the higher id",
+        SAMPLER,
+        "test_tokens_and_reports",
+        "best = logits.max(-1).indices",
+        "best = logits.shape[1] - 1 - logits.flip(-1).max(-1).indices",
+    ),
+    Mutant.of(
+        "top-p adds up before the temperature",
+        SAMPLER,
+        "test_temperature_comes_before",
+        _KEPT,
+        "heat = temperature[filtered, None].to(scaled.dtype)\n"
+        "            kept = keep_likely(scaled[filtered] * heat, top_k, top_p) / heat",
+    ),
+    Mutant.of(
+        "a draw may end on a token of no probability",
+        SAMPLER,
+        "test_the_ends_of_the_unit_interval",
+        "right=True",
+        "right=False",
+    ),
+    Mutant.of(
+        "log-probabilities are those behind temperature and filters",
+        SAMPLER,
+        "test_log_probabilities_are_those_before",
+        "    return _report(tokens, logits, draws, *report)",
+        "    if draws.chance:\n"
+        "        logits = logits.to(scaled.dtype).index_copy(0, row[chance], scaled)\n"
+        "    return _report(tokens, logits, draws, *report)",
+    ),
+    # --- the model ------------------------------------------------------------------------------
+    Mutant.of(
+        "scores are scaled by the width of a head as if heads filled the hidden size",
+        PAGED,
+        MIXTURE,
+        "self.scale = heads.head_dim**-0.5",
+        "self.scale = (spec.hidden_size / heads.num_q_heads) ** -0.5",
+    ),
+    Mutant.of(
+        "the norms of queries and keys are taken for one another",
+        PAGED,
+        MIXTURE,
+        *_SWAPPED_NORMS,
+    ),
+    Mutant.of(
+        "a tied lm_head has weights of its own, which nobody loads",
+        PAGED,
+        "test_logits_equal_transformers",
+        "if not spec.tied_embeddings:\n                self.lm_head",
+        "if True:\n                self.lm_head",
+    ),
+    Mutant.of(
+        "the bias of queries, keys and values is dropped",
+        PAGED,
+        "test_logits_equal_transformers",
+        "F.linear(x, self.qkv_proj, self.qkv_proj_bias)",
+        "F.linear(x, self.qkv_proj)",
+    ),
+    Mutant.of(
+        "the bias of o_proj and down_proj is dropped",
+        PAGED,
+        MIXTURE,
+        "return out if bias is None else out + bias",
+        "return out",
+    ),
+    Mutant.of(
+        "all layers have the first one's keys",
+        PAGED,
+        MIXTURE,
+        "cache[index], attention, self.windows[index]",
+        "cache[0], attention, self.windows[index]",
+    ),
+    Mutant.of(
+        "B45 a pair is two neighbouring coordinates",
+        ROPE,
+        "test_b45_a_pair",
+        "first, second = x.chunk(2, dim=-1)",
+        "first, second = x[..., ::2], x[..., 1::2]",
+    ),
+    Mutant.of(
+        "B45 pairs turn the other way",
+        ROPE,
+        "test_b45_a_pair",
+        "torch.cat((-sin, sin), dim=-1)",
+        "torch.cat((sin, -sin), dim=-1)",
+    ),
+    Mutant.of(
+        "B45 keys are stored before they turn",
+        PAGED,
+        "test_b45_logits",
+        "attention.write(layer_cache, qk[:, heads:], qkv[:, heads + kv_heads :], batch)",
+        "attention.write(layer_cache, qkv[:, heads : heads + kv_heads], "
+        "qkv[:, heads + kv_heads :], batch)",
+    ),
+    Mutant.of(
+        "the scaling of Llama 3.1 is ignored",
+        ROPE,
+        "test_logits_equal_transformers",
+        "if self.scaling is None:",
+        "if True:",
+    ),
+    Mutant.of(
+        "waves of the middle are stretched the wrong way round",
+        ROPE,
+        "test_logits_equal_transformers",
+        "(kept + (1 - kept) / by.factor)",
+        "(1 - kept + kept / by.factor)",
+    ),
+    # --- checkpoints ----------------------------------------------------------------------------
+    Mutant.of(
+        "the checkpoint's scaling of positions is not read",
+        CHECKPOINT,
+        "test_logits_equal_transformers",
+        "return Rope(theta, Llama3Scaling(*(section[name] for name in names)))",
+        "return Rope(theta)",
+    ),
+    Mutant.of(
+        "a second lm_head of a tied model is passed over",
+        CHECKPOINT,
+        "test_a_tied_model",
+        "if not torch.equal(part.to(embedding), embedding):",
+        "if False:",
+    ),
+    Mutant.of(
+        "surplus weights are passed over",
+        CHECKPOINT,
+        "test_other_weights",
+        "if surplus := sorted(",
+        "if surplus := () and sorted(",
+    ),
+    Mutant.of(
+        "shapes are not compared",
+        CHECKPOINT,
+        "test_other_weights",
+        "if found != shape:",
+        "if False:",
+    ),
+    Mutant.of(
+        "the configuration's end of a sequence comes before that of generation",
+        CHECKPOINT,
+        "test_the_end_of_a_sequence",
+        'stated = config.get("eos_token_id") if stated is None else stated',
+        'stated = config.get("eos_token_id") or stated',
+    ),
+    Mutant.of(
+        "an index may lead out of its folder",
+        CHECKPOINT,
+        "test_an_index",
+        "if path.parent != folder:",
+        "if False:",
+    ),
+)
