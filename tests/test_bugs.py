@@ -18,7 +18,7 @@ Each named test was seen to fail on the bug it names: `make mutants`.
 | B12 | vllm#1486 | slots overflow 31 bits | paging |
 | B13 | vllm#50427 | offsets overflow, silently | paging |
 | B14 | vllm#35431, #35336, #33664 | padding names block -1 | paging |
-| B15 | vllm#42494, #39591, tenstorrent/vllm-tt-plugin#103 | a stale tail is read | paging, decoder |
+| B15 | vllm#42494, #39591, vllm-tt-plugin#103 | a stale row tail is read | paging, decoder |
 | B16 | vllm#936, #47305, flashinfer#941, flash-attention#1745 | NaN in unused slots | decoder |
 | B17 | llmman#118 | writes accumulate on stale values | decoder |
 | B18 | pegainfer#350 | a surplus page at a full last block | paging |

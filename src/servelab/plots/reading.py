@@ -12,6 +12,7 @@ Ignores: caches on the chip, which may catch a part of the copy.
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from servelab.hardware import Accelerator
 from servelab.models import ModelSpec
@@ -46,7 +47,7 @@ def memory_time(
     per_millisecond = chip.bandwidth_bytes_per_second / 1e3
     with styled():
         figure, (axes,) = new_figure(height_inches=0.9 + 0.72 * len(contexts), width_inches=6.4)
-        labels = []
+        labels: list[str] = []
         for context in contexts:
             step = [(1, context - 1)] * sequences
             whole = step_cost(spec, step, kv_dtype=_DTYPE).bytes
@@ -67,6 +68,6 @@ def memory_time(
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(f"memory time of a step of {sequences} sequences, {chip.label} (ms)")
-        handles = [axes.barh(0, 0, color=colour) for colour in _PARTS.values()]
+        handles = [Patch(color=colour) for colour in _PARTS.values()]
         figure.legend(handles, _PARTS, loc="outside lower center", ncols=2)
     return figure
