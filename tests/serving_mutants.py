@@ -12,7 +12,7 @@ TESTS = ("tests/test_serving.py",)
 HISTORIES = "tests.test_serving_stateful"  # its `run_histories()` is tried on each mutant too
 
 _END_ALL = """            for request in requests:
-                self._end(request, "abort")
+                self._abort(request)
 """
 _CONTINUE = "sequence.draws() if new == pending else ()"
 
@@ -341,8 +341,8 @@ MUTANTS = (
         "top_p = 0 is accepted",
         "params.py",
         "test_sampling_parameters",
-        "if not 0 < check_number",
-        "if not 0 <= check_number",
+        "if not 0 < self.top_p",
+        "if not 0 <= self.top_p",
     ),
     # --- limits ---------------------------------------------------------------------------------
     Mutant.of(

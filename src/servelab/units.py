@@ -96,7 +96,8 @@ def check_count(name: str, value: object, minimum: int = 1) -> int:
 def check_number(name: str, value: object) -> float:
     """Return ``value``, an int or a float, if it is a finite number.
 
-    Raises: ``TypeError`` for a bool or a non-number; ``ValueError`` for NaN and inf.
+    Raises: ``TypeError`` for a bool or a non-number; ``ValueError`` for NaN, inf, and a whole
+    number that no float comes near.
 
     >>> check_number("seconds", float("inf"))
     Traceback (most recent call last):
@@ -105,7 +106,11 @@ def check_number(name: str, value: object) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__})")
-    if not isinstance(value, Integral) and not math.isfinite(value):
+    try:
+        finite = math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        finite = False
+    if not finite:
         raise ValueError(f"{name} must be finite, got {value}")
     return int(value) if isinstance(value, Integral) else float(value)
 

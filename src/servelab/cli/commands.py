@@ -3,7 +3,7 @@
 Models: each command is a module of its own, imported when it is asked for, so that ``servelab kv``
 starts as fast as what it needs.
 
-Assumes: bad input reaches us as an error of click or as a ``ValueError`` of a calculator.
+Assumes: bad input reaches us as an error of click, or as a ``ValueError`` or ``MemoryError``.
 
 Ignores: every other exception: it is a fault of ours and shows its traceback.
 """
@@ -111,8 +111,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if error.errno in (errno.ENOSPC, errno.EIO):  # nothing more will reach stdout
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _refuse(f"{error.filename or 'output'}: {error.strerror or error}")
-    except ValueError as error:
-        return _refuse(str(error))
+    except (ValueError, MemoryError) as error:
+        return _refuse(str(error) or "there is not enough memory")
     return done if isinstance(done, int) else 0
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -85,7 +86,7 @@ class Checkpoint:
             spec=spec,
             rope=read_rope(config),
             norm_eps=_number(config, "rms_norm_eps", 1e-6),  # the default of all four families
-            dtype=_BY_NAME[spec.weight_dtype],
+            dtype=_dtype(spec),
             eos_token_ids=_eos(config, folder / "generation_config.json"),
             files=_files(folder),
         )
@@ -97,16 +98,7 @@ class Checkpoint:
         too; it must equal the embedding.
         Raises: ``BadCheckpoint``.
         """
-        stored = {name for name in self.files if not name.endswith("rotary_emb.inv_freq")}
-        repeated = self.spec.tied_embeddings and "lm_head.weight" in stored
-        if missing := sorted(set(weights) - stored):
-            raise BadCheckpoint(f"{self.folder}: {_some(missing)} missing from the weights")
-        if surplus := sorted(stored - set(weights) - ({"lm_head.weight"} if repeated else set())):
-            raise BadCheckpoint(
-                f"{self.folder}: {_some(surplus)} in the weights, but not the model"
-            )
-        for name, wanted in weights.items():
-            self._check(name, tuple(wanted.shape))
+        repeated = self.check(weights)
         with torch.no_grad():
             for name, wanted in weights.items():
                 for part in self._read(name):
@@ -119,6 +111,25 @@ class Checkpoint:
                             f"{self.folder}: tie_word_embeddings is true, "
                             f"but lm_head.weight is not model.embed_tokens.weight"
                         )
+
+    def check(self, weights: Mapping[str, Tensor]) -> bool:
+        """Return whether the files hold lm_head beside ``weights``, which must all be there.
+
+        Parameters: ``weights`` as ``load_into`` would fill, perhaps on the meta device: a wrong
+        configuration may ask for more memory than there is.
+        Raises: ``BadCheckpoint`` for other names, shapes or number formats.
+        """
+        stored = {name for name in self.files if not name.endswith("rotary_emb.inv_freq")}
+        repeated = self.spec.tied_embeddings and "lm_head.weight" in stored
+        if missing := sorted(set(weights) - stored):
+            raise BadCheckpoint(f"{self.folder}: {_some(missing)} missing from the weights")
+        if surplus := sorted(stored - set(weights) - ({"lm_head.weight"} if repeated else set())):
+            raise BadCheckpoint(
+                f"{self.folder}: {_some(surplus)} in the weights, but not the model"
+            )
+        for name, wanted in weights.items():
+            self._check(name, tuple(wanted.shape))
+        return repeated
 
     def _check(self, name: str, shape: tuple[int, ...]) -> None:
         with _opened(self.files[name]) as file:
@@ -148,16 +159,27 @@ class Checkpoint:
 class TextTokenizer:
     """Text to token ids and back, by the tokenizers library.
 
-    Parameters: ``path`` of a ``tokenizer.json``.
+    Parameters: ``path`` of a ``tokenizer.json``. Its truncation and padding are those of training,
+    and turned off: a prompt counts as it is.
+    Raises: ``BadCheckpoint``.
     """
 
     def __init__(self, path: str | Path) -> None:
         from tokenizers import Tokenizer
 
-        self.tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+        try:
+            self.tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise BadCheckpoint(f"{Path(path).name} is not read: {error}") from error
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of ``text``, with what the model expects in front of a prompt."""
+        """Return the ids of ``text``, with what the model expects in front of a prompt.
+
+        Raises: ``ValueError`` for text that is no UTF-8: half a surrogate pair.
+        """
+        text.encode()
         return list(self.tokenizer.encode(text).ids)
 
     def decode(self, token_ids: list[int]) -> str:
@@ -191,14 +213,12 @@ def read_rope(config: Mapping[str, Any]) -> Rope:
         raise UnsupportedConfig("rope_theta", f"has two values: {sorted(thetas)}")
     theta = thetas.pop() if thetas else 10_000.0  # the default of all four families
     _expect(section, "partial_rotary_factor", (1, 1.0), default=1)
-    kinds = {section[name] for name in ("rope_type", "type") if section.get(name) is not None}
-    kind = (
-        kinds.pop()
-        if len(kinds) == 1
-        else "default"
-        if not section.keys() - {"rope_theta"}
-        else None
-    )
+    kinds = [section[name] for name in ("rope_type", "type") if section.get(name) is not None]
+    kind = None
+    if kinds and kinds[0] == kinds[-1]:
+        kind = kinds[0]
+    elif not section.keys() - {"rope_theta"}:
+        kind = "default"
     if kind == "default":
         return Rope(theta)
     if kind != "llama3":
@@ -267,12 +287,19 @@ def _eos(config: Mapping[str, Any], generation: Path) -> frozenset[int]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # the latter where it is nested too deeply
         raise BadCheckpoint(f"{path.name} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise BadCheckpoint(f"{path.name} must hold an object, got {type(content).__name__}")
     return content
+
+
+def _dtype(spec: ModelSpec) -> torch.dtype:
+    if spec.weight_dtype not in _BY_NAME:
+        known = ", ".join(_BY_NAME)
+        raise UnsupportedConfig("dtype", f"{spec.weight_dtype} is not decoded here; known: {known}")
+    return _BY_NAME[spec.weight_dtype]
 
 
 def _expect(
@@ -285,7 +312,8 @@ def _expect(
 
 def _number(config: Mapping[str, Any], key: str, default: float) -> float:
     value = config.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value <= sys.float_info.max:
         raise UnsupportedConfig(key, f"must be a positive number, got {value!r}")
     return float(value)
 

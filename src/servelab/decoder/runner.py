@@ -93,7 +93,9 @@ class TorchRunner:
         if place.type == "cuda" and not has_cuda:
             raise ValueError(f"device {str(place)!r} was asked for, but torch sees no CUDA device")
         dtype = dtype or stored.dtype
-        model = PagedDecoder(stored.spec, stored.rope, stored.norm_eps, place, dtype)
+        shape = stored.spec, stored.rope, stored.norm_eps
+        stored.check(PagedDecoder(*shape, "meta", dtype).weights())
+        model = PagedDecoder(*shape, place, dtype)
         stored.load_into(model.weights())
         return cls(model, attention, stored.tokenizer(), stored.eos_token_ids, compile)
 
@@ -149,8 +151,9 @@ class TorchRunner:
     def execute(self, plan: Plan) -> StepResult:
         """Carry out one step.
 
-        Raises: ``ValueError`` for a token id that is not in the vocabulary; ``RunnerLost`` after a
-        CUDA fault.
+        Raises: ``ValueError`` for a token id that is not in the vocabulary, tables of another pool
+        than the last that was bound, and logits that are not finite; ``RunnerLost`` after a CUDA
+        fault.
         """
         start, store = perf_counter(), self.store
         try:
@@ -215,6 +218,8 @@ class TorchRunner:
         longest = max(contexts)
         width = self.store.shape.blocks_for(longest)
         held = [_table_of(row) for row in rows]
+        if held[0].pool.shape is not self.store.shape:
+            raise ValueError("the runner serves one engine, and another was made with it since")
         tables.begin([table.id for table in held], width)
         for (sequence, new, cached, samples), table in zip(rows, held, strict=True):
             own = table.slots(cached, cached + new)

@@ -79,15 +79,18 @@ def sample(logits: Tensor, draws: Draws) -> tuple[list[int], dict[int, dict[int,
     Parameters: ``logits`` (L, V) in the order in which the rows were added.
     Returns: tokens; and a mapping from token to log-probability (natural, before temperature and
     filters): of the drawn token, then of the most likely ones.
+    Raises: ``ValueError`` where the largest logit of a row is no finite number: NaN, or overflow.
 
     >>> draws = Draws()
     >>> draws.add(SamplingParams(temperature=0, logprobs=1), (0.0,))
     >>> sample(torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log(), draws)
     ([0], {0: {0: -0.6931471805599453}})
     """
-    best = logits.max(-1).indices  # (L): of equal ones the first; argmax is slower on a CPU
+    vocabulary = logits.shape[1]  # as a token: none, since the row is no distribution
+    top, best = logits.max(-1)  # (L): of equal ones the first; argmax is slower on a CPU
+    best = torch.where(top < torch.inf, best, vocabulary)  # (L)
     if not (draws.chance or draws.asked) and len(draws.row) == draws.num_rows:
-        return best.tolist(), {}
+        return _known(best.tolist(), vocabulary), {}
     row, chance, filtered, top_k, *report, uniform, temperature, top_p = upload(
         logits.device,
         [
@@ -104,7 +107,7 @@ def sample(logits: Tensor, draws: Draws) -> tuple[list[int], dict[int, dict[int,
             scaled.index_copy_(0, filtered, kept)
         tokens.index_copy_(0, chance, invert(scaled, uniform))
     if not draws.asked:
-        return tokens.tolist(), {}
+        return _known(tokens.tolist(), vocabulary), {}
     return _report(tokens, logits, draws, *report)
 
 
@@ -112,8 +115,8 @@ def temper(logits: Tensor, temperature: Tensor) -> Tensor:
     """Return logits (C, V) over ``temperature`` (C), the largest 0, in at least float32."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     wide = wide - wide.amax(-1, keepdim=True)  # first, so that no temperature makes it overflow
-    least = torch.finfo(wide.dtype).tiny
-    return wide / temperature.to(wide.dtype).clamp(min=least)[:, None]
+    limits = torch.finfo(wide.dtype)
+    return wide / temperature.to(wide.dtype).clamp(limits.tiny, limits.max)[:, None]
 
 
 def keep_likely(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
@@ -133,7 +136,8 @@ def keep_likely(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     total = weight.cumsum(-1)  # (F, V)
     before = total - weight  # (F, V): of all more likely ones
     kept &= (before < top_p[:, None] * total[:, -1:]) | (top_p[:, None] == 1)
-    return scaled.masked_fill(~largest(scaled, falling, kept.sum(-1)), -torch.inf)
+    count = kept.sum(-1).clamp(min=1)  # (F): of NaN none would be kept
+    return scaled.masked_fill(~largest(scaled, falling, count), -torch.inf)
 
 
 def largest(x: Tensor, falling: Tensor, count: Tensor) -> Tensor:
@@ -150,6 +154,8 @@ def largest(x: Tensor, falling: Tensor, count: Tensor) -> Tensor:
 def invert(scaled: Tensor, uniform: Tensor) -> Tensor:
     """Return the tokens (C) at which the distributions (C, V) add up to more than ``uniform`` (C).
 
+    Where there is none, since a row holds NaN, it is V.
+
     >>> invert(torch.tensor([[0.5, 0.25, 0.25]]).log().repeat(2, 1), torch.tensor([0.49, 0.5]))
     tensor([0, 1])
     """
@@ -158,6 +164,13 @@ def invert(scaled: Tensor, uniform: Tensor) -> Tensor:
     # Rounding must not reach the whole: behind it is no token.
     point = torch.minimum(uniform[:, None] * whole, torch.nextafter(whole, torch.zeros_like(whole)))
     return torch.searchsorted(total, point, right=True)[:, 0]
+
+
+def _known(tokens: list[int], vocabulary: int) -> list[int]:
+    """Return the tokens if each is one."""
+    if tokens and max(tokens) >= vocabulary:
+        raise ValueError("the model's logits are not finite: NaN, or beyond its number format")
+    return tokens
 
 
 def _report(
@@ -173,13 +186,13 @@ def _report(
     vocabulary, most = logits.shape[1], max(draws.num_tops)
     most = min(max(most, 1), vocabulary)
     logprobs = logits[asked].to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    drawn = logprobs[reporter, tokens[reported]]  # (reported)
+    drawn = logprobs[reporter, tokens[reported].clamp(max=vocabulary - 1)]  # (reported)
     tops = logprobs.topk(most, dim=-1)  # (A, T): the values are right, ties are not
     chosen = largest(logprobs, tops.values, num_tops.clamp(1, vocabulary))  # (A, V)
     tops = logprobs.masked_fill(~chosen, -torch.inf).topk(most, dim=-1)  # (A, T)
     parts = (tokens, drawn, tops.indices.flatten(), tops.values.flatten())
     numbers = torch.cat([part.double() for part in parts]).tolist()
-    ids = [int(number) for number in numbers[: len(tokens)]]
+    ids = _known([int(number) for number in numbers[: len(tokens)]], vocabulary)
     ends = len(tokens), len(tokens) + len(draws.reported)
     found, likely = numbers[ends[0] : ends[1]], numbers[ends[1] :]
     half = len(likely) // 2

@@ -40,6 +40,8 @@ class Root:
 
         Raises: ``TypeError`` for tags or values that are not text.
         """
+        if not isinstance(namespace, Mapping):
+            raise TypeError(f"a namespace maps text to text, got {namespace!r}")
         for tag, value in namespace.items():
             if not isinstance(tag, str) or not isinstance(value, str):
                 raise TypeError(f"a namespace maps text to text, got {tag!r}: {value!r}")

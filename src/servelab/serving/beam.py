@@ -30,6 +30,10 @@ from servelab.serving.request import (
 from servelab.units import check_count, check_number
 
 
+# Of e, in a score: its largest power that is a double, and the inverse of its smallest normal one.
+_LARGEST_EXPONENT = 708
+
+
 @dataclass(frozen=True)
 class Beam:
     """A complete continuation: its tokens, their log-probability, and why it ended."""
@@ -57,10 +61,12 @@ def beam_search(
     Raises: as ``Engine.add``; ``RuntimeError`` where the runner fails.
     """
     width = check_count("beam_width", beam_width)
-    check_number("length_penalty", length_penalty)
+    penalty = check_number("length_penalty", length_penalty)
     params = SamplingParams(
         temperature=0, max_tokens=max_tokens, logprobs=2 * width, ignore_eos=ignore_eos
     )
+    if abs(penalty) * math.log(max_tokens) > _LARGEST_EXPONENT:
+        raise ValueError(f"length_penalty {penalty} of {max_tokens} tokens is beyond all floats")
     request = engine.add(prompt, params, steered=True)
     completed: list[Beam] = []
     try:

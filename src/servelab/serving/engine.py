@@ -24,13 +24,13 @@ from servelab.serving.params import SamplingParams, check_seed, request_seed
 from servelab.serving.plan import Plan, Runner, RunnerLost
 from servelab.serving.request import Accepted, FinishReason, Request, RequestOutput, Sequence, State
 from servelab.serving.scheduler import Counters, Scheduler, Sink, table_of
-from servelab.units import check_count, check_flag, check_positive
+from servelab.units import check_count, check_flag, check_number, check_positive
 
 _COMMON: Mapping[str, str] = MappingProxyType({})
 
 
 class EngineClosed(RuntimeError):
-    """The engine's device is gone; make another engine."""
+    """The engine's device is gone, or its bookkeeping half done; make another engine."""
 
 
 class Engine:
@@ -59,20 +59,23 @@ class Engine:
         seed: int = 0,
         sink: Sink | None = None,
     ) -> None:
-        if check_positive("gpu_memory_utilization", gpu_memory_utilization) > 1:
+        utilization = check_positive("gpu_memory_utilization", gpu_memory_utilization)
+        if utilization > 1:
             raise ValueError(f"gpu_memory_utilization is at most 1, got {gpu_memory_utilization}")
-        check_count("block_size", block_size)
+        block_size = check_count("block_size", block_size)
+        num_swap_blocks = check_count("num_swap_blocks", num_swap_blocks, minimum=0)
+        max_num_seqs = check_count("max_num_seqs", max_num_seqs)
         if num_blocks is None:
-            num_blocks = fitting_blocks(runner, block_size, gpu_memory_utilization)
+            num_blocks = fitting_blocks(runner, block_size, utilization)
         self.runner = runner
         self.sink = sink
         self.seed = check_seed(seed)
         self.scheduler = Scheduler(
             num_blocks=num_blocks,
             block_size=block_size,
-            num_swap_blocks=check_count("num_swap_blocks", num_swap_blocks, minimum=0),
+            num_swap_blocks=num_swap_blocks,
             max_num_batched_tokens=check_count("max_num_batched_tokens", max_num_batched_tokens),
-            max_num_seqs=check_count("max_num_seqs", max_num_seqs),
+            max_num_seqs=max_num_seqs,
             enable_prefix_caching=check_flag("enable_prefix_caching", enable_prefix_caching),
             sink=sink,
         )
@@ -119,7 +122,7 @@ class Engine:
         no trace. ``EngineClosed``.
         """
         self._check_open()
-        accepted = self.limits.accept(prompt, params or SamplingParams())
+        accepted = self.limits.accept(prompt, SamplingParams() if params is None else params)
         if steered and accepted.params.n > 1:
             n = accepted.params.n
             raise ValueError(f"a steered request begins as one sequence, got n = {n}")
@@ -130,10 +133,7 @@ class Engine:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        if self._in_step:
-            self._aborts.append(request)
-        else:
-            self._end(request, "abort")
+        self._abort(request)
         return True
 
     def generate(
@@ -155,7 +155,7 @@ class Engine:
                     self.step()
         finally:  # an interrupted caller leaves nothing behind
             for request in requests:
-                self._end(request, "abort")
+                self._abort(request)
         return [self.output(request) for request in requests]
 
     def stream(
@@ -181,8 +181,8 @@ class Engine:
                 else:
                     self.step()
             yield self.output(request)
-        finally:
-            self._end(request, "abort")
+        finally:  # perhaps in the middle of a step: nobody knows when garbage is collected
+            self._abort(request)
 
     def output(self, request: Request) -> RequestOutput:
         """Return what there is of an answer."""
@@ -195,8 +195,10 @@ class Engine:
         """Compute one step; return the answers that it completed.
 
         Where the runner raises, the requests of the step finish as "error", with the message, and
-        release what they held; all others go on.
-        Raises: ``EngineClosed`` once the runner is lost; ``RuntimeError`` in the middle of a step.
+        release what they held; all others go on. Where anything else raises, a sink or an interrupt
+        (Ctrl-C), nobody knows which block holds what: the engine closes, and forgets its requests.
+        Raises: ``EngineClosed`` once the runner is lost, or a step has been left in the middle;
+        ``RuntimeError`` in the middle of a step.
         """
         self._check_open()
         if self._in_step:
@@ -210,32 +212,39 @@ class Engine:
                 self._end(self._aborts.pop(), "abort")
 
     def _step(self) -> list[RequestOutput]:
-        plan = self.scheduler.schedule()
-        if not plan.rows:
-            return []
-        if self.sink is not None:
-            self.sink(Planned.of(self.counters.steps, plan, len(self.scheduler.waiting)))
+        fault: BaseException | None = None
         try:
-            result = self.runner.execute(plan)
-            check_result(plan, result)
-        except BaseException as error:
-            failed = self._fail(plan, error)
-            if not isinstance(error, Exception):
-                raise
-            return failed
-        self.clock_seconds += result.seconds
-        if self.sink is not None:
-            self.sink(Stepped.of(self.counters.steps, plan, result))
-        completed = commit(self.scheduler, plan, result, self.clock_seconds)
-        for request in completed:
-            del self._requests[request.id]
-        return [self.output(request) for request in completed]
+            plan = self.scheduler.schedule()
+            if not plan.rows:
+                return []
+            if self.sink is not None:
+                self.sink(Planned.of(self.counters.steps, plan, len(self.scheduler.waiting)))
+            try:
+                result = self.runner.execute(plan)
+                check_result(plan, result)
+            except BaseException as error:
+                fault = error
+                ended = self._fail(plan, error)
+            else:
+                self.clock_seconds += result.seconds
+                if self.sink is not None:
+                    self.sink(Stepped.of(self.counters.steps, plan, result))
+                ended = commit(self.scheduler, plan, result, self.clock_seconds)
+                for request in ended:
+                    del self._requests[request.id]
+        except BaseException as torn:
+            self._closed = f"a step was left in the middle: {type(torn).__name__}: {torn}"
+            self._requests.clear()
+            raise
+        if fault is not None and not isinstance(fault, Exception):
+            raise fault
+        return [self.output(request) for request in ended]
 
-    def _fail(self, plan: Plan, error: BaseException) -> list[RequestOutput]:
-        """End the requests of a step that did not happen, all requests if the runner is lost."""
+    def _fail(self, plan: Plan, error: BaseException) -> list[Request]:
+        """End, and return, the requests of a step that did not happen, all requests if the runner is lost."""
         message = f"{type(error).__name__}: {error}"
         if isinstance(error, RunnerLost):
-            self._closed = message
+            self._closed = f"the runner was lost: {message}"
             requests = self.unfinished
         else:
             requests = list(dict.fromkeys(row.sequence.request for row in plan.rows))
@@ -246,7 +255,7 @@ class Engine:
             self._end(request, "error")
         if self.sink is not None:
             self.sink(Stepped(step=self.counters.steps, seconds=0.0, tokens=(), error=message))
-        return [self.output(request) for request in requests]
+        return requests
 
     # --- what a driver needs --------------------------------------------------------------------
 
@@ -292,6 +301,13 @@ class Engine:
             swapped = [s.table for s in scheduler.waiting if s.table is not None]
             scheduler.swap_pool.check(swapped)
 
+    def _abort(self, request: Request) -> None:
+        """End a request, as soon as no step is under way that may hold a row of it."""
+        if self._in_step:
+            self._aborts.append(request)
+        else:
+            self._end(request, "abort")
+
     def _end(self, request: Request, reason: FinishReason) -> None:
         if self._requests.get(request.id) is request:  # else its id may be another's by now
             del self._requests[request.id]
@@ -300,7 +316,7 @@ class Engine:
 
     def _check_open(self) -> None:
         if self._closed is not None:
-            raise EngineClosed(f"the runner was lost: {self._closed}")
+            raise EngineClosed(self._closed)
 
     def _submit(
         self,
@@ -313,9 +329,13 @@ class Engine:
         arrival, params = self._num_arrivals, accepted.params
         if request_id is None:
             request_id = next(str(i) for i in count(arrival) if str(i) not in self._requests)
+        if not isinstance(request_id, str):
+            raise TypeError(f"a request id is text, got {request_id!r}")
         if request_id in self._requests:
             raise ValueError(f"request id {request_id!r} is taken by an unfinished request")
         Root.of(0, namespace)  # raises for what is no namespace
+        if arrival_seconds is None:
+            arrival_seconds = self.clock_seconds
         request = Request(
             id=request_id,
             arrival=arrival,
@@ -323,8 +343,8 @@ class Engine:
             seed=request_seed(self.seed, arrival) if params.seed is None else params.seed,
             stops=() if params.ignore_eos else self.runner.eos_token_ids,
             namespace=dict(namespace),
-            steered=steered,
-            arrival_seconds=self.clock_seconds if arrival_seconds is None else arrival_seconds,
+            steered=check_flag("steered", steered),
+            arrival_seconds=check_number("arrival_seconds", arrival_seconds),
         )
         self._num_arrivals += 1
         self._requests[request_id] = request

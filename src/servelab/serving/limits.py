@@ -10,7 +10,7 @@ Ignores: how long a request will wait.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from operator import index as whole
@@ -72,10 +72,16 @@ class Limits:
         Parameters: ``params`` one for all (None: the defaults) or one each.
         Raises: as ``accept``; ``ValueError`` for more or fewer params than prompts.
         """
+        if not _in_order(prompts):
+            raise TypeError(f"prompts are text, token ids or several of these, got {prompts!r:.80}")
         if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
             prompts = [cast(Prompt, prompts)]
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
+        if not _in_order(params):
+            raise TypeError(
+                f"params are SamplingParams, or one for each prompt, got {params!r:.80}"
+            )
         if len(params) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts need as many params, got {len(params)}")
         pairs = zip(cast(Sequence[Prompt], prompts), params, strict=True)
@@ -86,7 +92,12 @@ class Limits:
             if self.runner.tokenizer is None:
                 raise ValueError(f"the runner has no tokenizer: give token ids, not {prompt!r}")
             prompt = self.runner.tokenizer.encode(prompt)
-        token_ids = tuple(map(whole, prompt))
+        if not _in_order(prompt):
+            raise TypeError(f"a prompt is text or a sequence of token ids, got {prompt!r:.80}")
+        try:
+            token_ids = tuple(map(whole, prompt))
+        except TypeError as error:
+            raise TypeError(f"token ids are whole numbers, got {prompt!r:.80}") from error
         if not token_ids:
             raise ValueError("a prompt needs at least one token, got none")
         largest = self.runner.vocab_size - 1
@@ -117,6 +128,15 @@ class Limits:
                 f"of {shape.block_size} slots, the pool has {shape.num_blocks - 1}"
             )
         return wanted
+
+
+def _in_order(value: object) -> bool:
+    """Return whether something holds others one behind the other; bytes are neither text nor ids.
+
+    Arrays and tensors do, which are no ``Sequence`` by their type.
+    """
+    listed = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    return listed and not isinstance(value, bytes | bytearray | Mapping)
 
 
 def fitting_blocks(runner: Runner, block_size: int, utilization: float) -> int:

@@ -37,7 +37,7 @@ class SamplingParams:
     >>> SamplingParams(top_p=0)
     Traceback (most recent call last):
     ...
-    ValueError: top_p must be greater than 0 and at most 1, got 0
+    ValueError: top_p must be greater than 0 and at most 1, got 0.0
     """
 
     n: int = 1
@@ -51,21 +51,21 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        check_count("n", self.n)
-        if check_number("temperature", self.temperature) < 0:
+        # Stored as plain numbers that fit where they go: a runner packs those of all its rows into
+        # arrays, and what one request brings must not fail its neighbours.
+        for name, minimum in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL:
+                object.__setattr__(self, name, _check_int64(name, value, minimum))
+        for name in ("temperature", "top_p"):
+            object.__setattr__(self, name, float(check_number(name, getattr(self, name))))
+        if self.temperature < 0:
             raise ValueError(f"temperature must be at least 0, got {self.temperature}")
-        check_count("top_k", self.top_k, minimum=0)
-        if not 0 < check_number("top_p", self.top_p) <= 1:
+        if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be greater than 0 and at most 1, got {self.top_p}")
-        if self.seed is not None:
-            check_seed(self.seed)
-        if self.max_tokens is not None:
-            check_count("max_tokens", self.max_tokens)
         stops = tuple(check_count("stop_token_ids", token, 0) for token in self.stop_token_ids)
         object.__setattr__(self, "stop_token_ids", stops)
         check_flag("ignore_eos", self.ignore_eos)
-        if self.logprobs is not None:
-            check_count("logprobs", self.logprobs, minimum=0)
         if self.n > 1 and self.greedy:
             raise ValueError(f"n must be 1 at temperature 0, got {self.n}: all would be equal")
 
@@ -73,6 +73,11 @@ class SamplingParams:
     def greedy(self) -> bool:
         """Return whether the most likely token is always taken."""
         return self.temperature == 0
+
+
+# The least that is allowed of each whole number, and those that may be None.
+_LEAST = {"n": 1, "top_k": 0, "seed": -(2**63), "max_tokens": 1, "logprobs": 0}
+_OPTIONAL = ("seed", "max_tokens", "logprobs")
 
 
 def check_seed(seed: int) -> int:
@@ -85,9 +90,14 @@ def check_seed(seed: int) -> int:
     ...
     ValueError: seed must fit into 64 bits, got 9223372036854775808
     """
-    if check_count("seed", seed, minimum=-(2**63)) >= 2**63:
-        raise ValueError(f"seed must fit into 64 bits, got {seed}")
-    return seed
+    return _check_int64("seed", seed, _LEAST["seed"])
+
+
+def _check_int64(name: str, value: int, minimum: int) -> int:
+    value = check_count(name, value, minimum)
+    if value >= 2**63:
+        raise ValueError(f"{name} must fit into 64 bits, got {value}")
+    return value
 
 
 def uniform(seed: int, child: int, position: int) -> float:

@@ -59,13 +59,14 @@ class RooflineRunner:
         reserve_bytes: int = 0,
         host_link_bytes_per_second: float = PCIE_4_BYTES_PER_SECOND,
     ) -> None:
-        if check_positive("efficiency", efficiency) > 1:
+        self.efficiency = check_positive("efficiency", efficiency)
+        if self.efficiency > 1:
             raise ValueError(f"efficiency must be at most 1, got {efficiency}")
-        if check_number("overhead_seconds", overhead_seconds) < 0:
+        self.overhead_seconds = check_number("overhead_seconds", overhead_seconds)
+        if self.overhead_seconds < 0:
             raise ValueError(f"overhead_seconds must be at least 0, got {overhead_seconds}")
         self.pricer = Pricer(spec, chip, dtype, kv_dtype, weight_dtype)
         self.spec, self.chip, self.kv_dtype = spec, chip, self.pricer.kv_dtype
-        self.efficiency, self.overhead_seconds = efficiency, overhead_seconds
         self.reserve_bytes = check_count("reserve_bytes", reserve_bytes, minimum=0)
         self.host_link_bytes_per_second = check_positive(
             "host_link_bytes_per_second", host_link_bytes_per_second

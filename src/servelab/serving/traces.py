@@ -37,6 +37,10 @@ MOONCAKE_BLOCK_TOKENS = 512
 # Ids that a runner may give to what is not shared begin above.
 _LARGEST_ID = 2**60
 _LARGEST_COUNT = 10**9
+# Three decades: a double still tells a tenth of a microsecond from the next; later a step is lost.
+_LATEST_SECONDS = 1e9
+# A line of a trace has a few kilobytes.
+_LONGEST_LINE = 2**24
 _BUNDLED = resources.files("servelab") / "data/traces"
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _MOONCAKE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
@@ -60,7 +64,8 @@ class Trace:
     """Arrivals in order of time, the first at or after 0.
 
     Parameters: ``name``; ``arrivals``; ``block_tokens`` of a block that ``block_ids`` name.
-    Raises: ``ValueError`` for no arrivals, or a time before its predecessor's.
+    Raises: ``ValueError`` for no arrivals, a time before its predecessor's or beyond 10^9 s, and a
+    request without a prompt or an answer; ``TypeError``.
 
     >>> trace = Trace("two", (Arrival(0.0, 100, 10), Arrival(4.0, 50, 5)))
     >>> trace.seconds, trace.rate(2.0).arrivals[1].seconds, trace.output_tokens
@@ -77,9 +82,14 @@ class Trace:
         check_count("block_tokens", self.block_tokens)
         last = 0.0
         for arrival in self.arrivals:
-            if not arrival.seconds >= last:
-                raise ValueError(f"{self.name}: times do not increase, {arrival} is after {last} s")
+            if not last <= arrival.seconds <= _LATEST_SECONDS:
+                raise ValueError(
+                    f"{self.name}: times must not decrease, nor exceed {_LATEST_SECONDS:.0e} s: "
+                    f"one of {arrival.seconds} s is after one of {last} s"
+                )
             last = arrival.seconds
+            check_count("prompt_tokens", arrival.prompt_tokens)
+            check_count("output_tokens", arrival.output_tokens)
 
     @property
     def seconds(self) -> float:
@@ -137,7 +147,8 @@ def poisson(
     >>> len(trace.arrivals), round(trace.seconds)
     (2000, 201)
     """
-    check_positive("per_second", per_second)
+    if check_positive("per_second", per_second) < 1 / _LATEST_SECONDS:
+        raise ValueError(f"per_second must be at least {1 / _LATEST_SECONDS:.0e}, got {per_second}")
     draw = random.Random(check_count("seed", seed, minimum=-(2**63)))
     now, arrivals = 0, []
     for prompt, output in lengths:
@@ -218,7 +229,7 @@ class _Lines:
     def __iter__(self) -> Iterator[str]:
         while True:
             try:
-                line = self._text.readline()
+                line = self._text.readline(_LONGEST_LINE)
             except UnicodeDecodeError as error:
                 raise self.error(f"it is no UTF-8 text ({error.reason})", ahead=1) from None
             except (EOFError, OSError, zlib.error) as error:
@@ -226,6 +237,8 @@ class _Lines:
             if not line:
                 return
             self.number += 1
+            if len(line) == _LONGEST_LINE:
+                raise self.error(f"it is longer than {_LONGEST_LINE:,} characters")
             if line.strip():
                 yield line.rstrip("\r\n")
 
