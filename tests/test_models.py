@@ -21,7 +21,8 @@ from servelab.models import Attention, LayerSpec, Linear, Mlp, ModelSpec, Unsupp
 from tests.tiny import CONFIGS, bundled_config, reference_model
 
 # Totals: published model cards round them; these are counted from the modules of transformers 5.24
-# (data/configs/README.md), Qwen3-8B's also stands in the issue that asked for this package.
+# (data/configs/README.md), Qwen3-8B's also stands in the issue that asked for this package. That of
+# "stories" is the number of elements in its weights' file (tests/test_checkpoint.py).
 TOTALS = {
     "llama-2-7b": 6_738_415_616,
     "llama-3-8b": 8_030_261_248,
@@ -30,6 +31,7 @@ TOTALS = {
     "opt-13b": 12_853_473_280,
     "qwen3-8b": 8_190_735_360,
     "smollm2-135m": 134_515_008,
+    "stories": 1_609_440,
 }
 # KV bytes per token in bf16: 2 x layers x KV heads x head_dim x 2. The first two are correctness
 # R7's and the issue's, 819,200 is the OPT-13B example of Kwon et al. (2023), section 3.
@@ -40,6 +42,7 @@ KV_BYTES_PER_TOKEN = {
     "llama-2-7b": 524_288,
     "llama-3-70b": 327_680,  # correctness R5: 320 KiB
     "smollm2-135m": 23_040,
+    "stories": 1_280,  # 2 x 5 x 2 x 32 x 2
 }
 
 

@@ -214,7 +214,7 @@ POOL = "need 5 blocks of 2 slots, the pool has 4"
         ("", GREEDY, ValueError, "the runner has no tokenizer: give token ids, not ''"),
         ([7], GREEDY, ValueError, "token id 7 is not in the vocabulary, 0 to 6"),
         ([1, -1, 1], GREEDY, ValueError, "token id -1 is not in the vocabulary, 0 to 6"),
-        ([1.5], GREEDY, TypeError, "integer"),
+        ([1.5], GREEDY, TypeError, "token ids are whole numbers"),
         ([1] * 200, GREEDY, ValueError, "has 200 tokens, the model's context is 200"),
         (
             [1] * 9,

@@ -59,7 +59,8 @@ _CLASSES = {"llama": "Llama", "qwen3": "Qwen3", "mistral": "Mistral", "opt": "OP
 
 
 def bundled_config(name: str) -> dict[str, Any]:
-    text = (resources.files("servelab") / f"data/configs/{name}.json").read_text(encoding="utf-8")
+    file = "checkpoint/config.json" if name == "stories" else f"configs/{name}.json"
+    text = (resources.files("servelab") / "data" / file).read_text(encoding="utf-8")
     return dict(json.loads(text))
 
 

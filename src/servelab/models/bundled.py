@@ -1,4 +1,4 @@
-"""The models that the book speaks of, read from their published configurations."""
+"""The models that the book speaks of: published configurations, and the book's own small model."""
 
 import json
 from functools import cache
@@ -8,19 +8,20 @@ from servelab.models.reader import read_config
 from servelab.models.spec import ModelSpec
 from servelab.units import near_names
 
-_FOLDER = resources.files("servelab") / "data/configs"
+_DATA = resources.files("servelab") / "data"
+_SMALL = "stories"  # the model that comes with its weights, in a folder of its own
 
 
 @cache
 def names() -> tuple[str, ...]:
-    """Return the names of the bundled models.
+    """Return the names of the bundled models; "stories" is the book's small one.
 
-    >>> "qwen3-8b" in names()
-    True
+    >>> "qwen3-8b" in names(), "stories" in names()
+    (True, True)
     """
-    return tuple(
-        sorted(f.name.removesuffix(".json") for f in _FOLDER.iterdir() if f.name.endswith(".json"))
-    )
+    files = [file.name for file in (_DATA / "configs").iterdir()]
+    published = [name.removesuffix(".json") for name in files if name.endswith(".json")]
+    return tuple(sorted([*published, _SMALL]))
 
 
 def get(name: str) -> ModelSpec:
@@ -42,4 +43,5 @@ def get(name: str) -> ModelSpec:
 
 @cache
 def _read(name: str) -> ModelSpec:
-    return read_config(json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8")), name)
+    file = _DATA / ("checkpoint/config.json" if name == _SMALL else f"configs/{name}.json")
+    return read_config(json.loads(file.read_text(encoding="utf-8")), name)
