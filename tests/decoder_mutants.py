@@ -357,8 +357,8 @@ MUTANTS = (
         "of equal logits greedy decoding takes the higher id",
         SAMPLER,
         "test_tokens_and_reports",
-        "best = logits.max(-1).indices",
-        "best = logits.shape[1] - 1 - logits.flip(-1).max(-1).indices",
+        "top, best = logits.max(-1)",
+        "top, best = logits.max(-1).values, logits.shape[1] - 1 - logits.flip(-1).max(-1).indices",
     ),
     Mutant.of(
         "top-p adds up before the temperature",
