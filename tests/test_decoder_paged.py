@@ -6,8 +6,8 @@ A slot that was never written, or whose block belongs to somebody else, must not
 from __future__ import annotations
 
 import random
-import shutil
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -255,11 +255,18 @@ def test_a_device_that_does_not_answer_is_lost(
         world.runner.execute(Plan([row]))
 
 
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("c++")), reason="no C++ compiler")
-def test_a_compiled_step_equals_the_dense_decoder() -> None:
-    config = CONFIGS["qwen3"] | {"num_hidden_layers": 1}  # compiling takes a while per layer
-    spec = models.ModelSpec.from_config(config)
-    dense = DenseDecoder(spec, 500.0, init_std=0.2, dtype=torch.float64)
+def test_a_compiled_step_equals_the_dense_decoder(
+    pairs: Pairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph, its padding and the call out of it; `make bench` compares the generated code."""
+    trace = torch.compile
+
+    def without_code(step: torch.nn.Module, **options: Any) -> Any:
+        del options["options"]  # they are the code generator's
+        return trace(step, backend="eager", **options)
+
+    monkeypatch.setattr(torch, "compile", without_code)
+    dense = pairs["qwen3"][0]
     world = World(SpyRunner(paged_twin(dense), compile=True), 20, 4)
     for length in (5, 9, 3):
         world.add(range(length))
@@ -267,3 +274,24 @@ def test_a_compiled_step_equals_the_dense_decoder() -> None:
         rows = [world.row(sequence) for sequence in world.sequences]
         world.step(rows)
         check_rows(world, dense, rows)
+
+
+@pytest.mark.parametrize("name", ["llama-mqa-biases", "llama-gqa"])  # with biases, and without
+def test_packed_weights_give_the_same_logits(pairs: Pairs, name: str) -> None:
+    dense = pairs[name][0]
+    plain, packed = (paged_twin(dense, dtype=torch.bfloat16) for _ in range(2))
+    worlds = [World(SpyRunner(model), 20, 4) for model in (plain, packed.pack())]
+    for new in (7, 1):  # a prompt, and a step of decoding
+        found = []
+        for world in worlds:
+            sequence = world.sequences[0] if world.sequences else world.add(range(8))
+            world.step([world.row(sequence, new)])
+            found.append(world.runner.seen_logits)
+        assert found[0].std() > 0.1
+        torch.testing.assert_close(found[1], found[0], rtol=0, atol=float(found[0].std()) / 20)
+    with pytest.raises(RuntimeError, match="the weights are packed"):
+        packed.weights()
+    with pytest.raises(ValueError, match="compile packs the weights itself"):
+        TorchRunner(packed, compile=True)
+    with pytest.raises(ValueError, match=r"only bf16 on a CPU is packed, not torch\.float32"):
+        PagedDecoder(dense.spec).pack()
