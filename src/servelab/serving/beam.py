@@ -29,7 +29,6 @@ from servelab.serving.request import (
 )
 from servelab.units import check_count, check_number
 
-
 # Of e, in a score: its largest power that is a double, and the inverse of its smallest normal one.
 _LARGEST_EXPONENT = 708
 

@@ -238,7 +238,7 @@ class Engine:
         return [self.output(request) for request in ended]
 
     def _fail(self, plan: Plan, error: BaseException) -> list[Request]:
-        """End, and return, the requests of a step that did not happen, all requests if the runner is lost."""
+        """End and return the requests of a step that did not happen, all if the runner is lost."""
         message = f"{type(error).__name__}: {error}"
         if isinstance(error, RunnerLost):
             self._closed = f"the runner was lost: {message}"
