@@ -212,6 +212,22 @@ def test_the_engine_generates_what_the_dense_decoder_does(pairs: Pairs, name: st
         assert answer.outputs[0].token_ids == expected
 
 
+def test_a_runner_that_another_engine_has_taken_answers_the_first_no_more(pairs: Pairs) -> None:
+    """Its keys and values are gone: whatever it said would be wrong."""
+    runner = pairs["llama-gqa"][1]
+    params = SamplingParams(temperature=0, max_tokens=4)
+    first = Engine(runner, num_blocks=14, block_size=3)
+    request = first.add([1, 2, 3], params)
+    first.step()
+    second = Engine(runner, num_blocks=14, block_size=3)
+    first.step()
+    assert request.error is not None
+    assert "the runner serves one engine" in request.error
+    (answer,) = second.generate([1, 2, 3], params)
+    expected = greedy(pairs["llama-gqa"][0], torch.tensor([[1, 2, 3]]), 4)[0].tolist()
+    assert answer.outputs[0].token_ids == expected
+
+
 def test_what_cannot_be_run_is_refused(pairs: Pairs) -> None:
     runner = TorchRunner(PagedDecoder(pairs["llama-gqa"][0].spec).initialise())
     with pytest.raises(RuntimeError, match="no pool yet"):
