@@ -149,6 +149,18 @@ def test_b43_every_row_reads_its_own_table_after_rows_were_given_up_and_reused(
     assert len(runner._tables.entries) == 4, "more rows than fit were never given up"
 
 
+def test_b43_steps_of_one_shape_read_each_their_own_tables(llama: Pair) -> None:
+    dense, runner = llama
+    world = World(runner, 20, 4)
+    for prompt in (range(10, 16), range(50, 56), range(90, 84, -1)):
+        world.add(prompt)
+    for _ in range(2):  # a chunk of 6 tokens each, then one token behind 6
+        for sequence in world.sequences:
+            rows = [world.row(sequence)]
+            world.step(rows)
+            check_rows(world, dense, rows)
+
+
 def test_a_block_copied_under_a_running_sequence_is_read_where_it_went(llama: Pair) -> None:
     """The device knows the sequence's table already, and only its last block has changed."""
     dense, runner = llama
