@@ -164,12 +164,16 @@ def test_only_the_block_of_the_new_token_is_sent(pairs: Pairs) -> None:
 def test_a_failed_step_leaves_the_runner_usable(pairs: Pairs) -> None:
     dense, runner = pairs["llama-gqa"]
     world = World(runner, 20, 4)
-    good, bad = world.add([1, 2, 3]), world.add([4, 97])
+    first, good, bad = world.add(range(6)), world.add(range(6)), world.add([4, 97])
+    world.step([world.row(first, 4, sampled=False)])
+    assert first.table is not None
+    # Behind a hit, in a table that the device first meets in the step that fails.
+    good.table, good.num_computed_tokens = first.table.fork(), 4
     row = world.row(good)
     with pytest.raises(ValueError, match="token id 97 is not in the vocabulary, 0 to 96"):
         runner.execute(Plan([row, world.row(bad)]))
     bad.table = None
-    with pytest.raises(ValueError, match="r1/0 has no block table"):
+    with pytest.raises(ValueError, match="r2/0 has no block table"):
         runner.execute(Plan([row, Row(bad, 1, 0, ())]))
     world.step([row])
     check_rows(world, dense, [row])
