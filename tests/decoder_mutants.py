@@ -17,6 +17,7 @@ TESTS = (
     "tests/test_decoder_checkpoint.py",
     *("-k", "not compiled and not loading"),  # slow, and of other parts
 )
+NAMED_ONLY = True  # all of them on each mutant would take an hour
 HISTORIES = None  # test_any_mixture_of_rows_equals_the_dense_decoder is random
 
 ATTENTION, STAGING, SAMPLER, RUNNER = "attention.py", "staging.py", "sampler.py", "runner.py"
@@ -132,9 +133,9 @@ MUTANTS = (
         "mask &= place >= query - window",
     ),
     Mutant.of(
-        "a step is planned as the one before",
+        "B43 a step of the same shape as the one before reads its blocks",
         ATTENTION,
-        MIXTURE,
+        "test_b43_steps_of_one_shape",
         "if self._batch is not batch:",
         "if self._batch is None or self._batch.rows != batch.rows:",
     ),
@@ -158,21 +159,21 @@ MUTANTS = (
     Mutant.of(
         "B43 every row reads the first row's table",
         RUNNER,
-        "test_b43",
+        "test_b43_every_row",
         "tables.entries[:, :width].index_select(0, staged[3])",
         "tables.entries[:1, :width].expand(len(pairs), -1)",
     ),
     Mutant.of(
         "B43 rows read the tables in the order of the device's rows",
         RUNNER,
-        "test_b43",
+        "test_b43_every_row",
         "tables.entries[:, :width].index_select(0, staged[3])",
         "tables.entries[:, :width].index_select(0, staged[3].sort().values)",
     ),
     Mutant.of(
         "B43 a row is known by its place in the step",
         RUNNER,
-        "test_b43",
+        "test_b43_every_row",
         "tables.begin([table.id for table in held], width)",
         "tables.begin(list(range(len(held))), width)",
         "for (sequence, new, cached, samples), table in zip(rows, held, strict=True):",
@@ -185,7 +186,7 @@ MUTANTS = (
     Mutant.of(
         "a row given up is still held to be known",
         STAGING,
-        "test_b43",
+        "test_b43_every_row",
         "self._rows = {id: self._rows[id] for id in ids if id in self._rows}\n"
         "            used = {row for row, _ in self._rows.values()}",
         "used = {self._rows[id][0] for id in ids if id in self._rows}",
@@ -249,7 +250,7 @@ MUTANTS = (
         "key=lambda index: 0",
     ),
     Mutant.of(
-        "B30 tokens come back in the order in which they were computed",
+        "tokens come back in the order in which they were computed",
         RUNNER,
         "test_samples_of_one_row",
         "        for index in order:\n            count",
@@ -357,8 +358,8 @@ MUTANTS = (
         "of equal logits greedy decoding takes the higher id",
         SAMPLER,
         "test_tokens_and_reports",
-        "best = logits.max(-1).indices",
-        "best = logits.shape[1] - 1 - logits.flip(-1).max(-1).indices",
+        "top, best = logits.max(-1)",
+        "top, best = logits.max(-1).values, logits.shape[1] - 1 - logits.flip(-1).max(-1).indices",
     ),
     Mutant.of(
         "top-p adds up before the temperature",

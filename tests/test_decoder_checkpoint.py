@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -203,6 +204,11 @@ _BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not decoded here; known: 'silu'"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: 0.5 is not decoded"),
     ({"rope_interleaved": True}, "rope_interleaved: True is not decoded"),
+    ({"dtype": "float8_e4m3fn"}, "dtype: fp8 is not decoded here; known: fp64, fp32, fp16, bf16"),
+    ({"rms_norm_eps": math.inf}, "rms_norm_eps: must be a positive number, got inf"),
+    ({"rms_norm_eps": 10**400}, "rms_norm_eps: must be a positive number, got 1000"),
+    ({"rope_parameters": _LLAMA3 | {"factor": 10**400}}, "rope_parameters: factor must be finite"),
+    ({"rope_parameters": {"rope_type": ["llama3"]}}, r"rope_type \['llama3'\] is not decoded"),
     ({"rms_norm_eps": 0}, "rms_norm_eps: must be a positive number, got 0"),
     ({"quantization_config": {"quant_method": "awq"}}, "quantised weights .*awq"),
     ({"rope_parameters": {"rope_type": "default"}, "rope_theta": -1}, "rope_theta: must be a pos"),
@@ -243,8 +249,56 @@ def test_damaged_files_are_refused(copy: Path) -> None:
     shard.unlink()
     with pytest.raises(BadCheckpoint, match=f"{shard.name} is missing"):
         TorchRunner.from_pretrained(copy, "cpu")
-    (copy / "config.json").write_text("{")
-    with pytest.raises(BadCheckpoint, match=r"config\.json is not JSON"):
+    for content in (b"{", b"[" * 100_000, b'{"model_type": "\xff"}', b""):
+        (copy / "config.json").write_bytes(content)
+        with pytest.raises(BadCheckpoint, match=r"config\.json is not JSON"):
+            TorchRunner.from_pretrained(copy, "cpu")
+
+
+def test_a_configuration_too_large_for_its_weights_asks_for_no_memory(copy: Path) -> None:
+    change(copy, hidden_size=10**9)  # 388 GB for the embedding alone
+    with pytest.raises(BadCheckpoint, match=r"must have shape .*1000000000.*, its file has .*48"):
+        TorchRunner.from_pretrained(copy, "cpu")
+
+
+# Each of the letters a to z is a token; cut after two, and filled up to eight.
+_TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "normalizer": None,
+    "pre_tokenizer": {
+        "type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False,
+    },
+    "post_processor": None,
+    "decoder": {"type": "Fuse"},
+    "model": {
+        "type": "WordLevel", "unk_token": "a",
+        "vocab": {chr(97 + token): token for token in range(26)},
+    },
+    "truncation": {
+        "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0,
+    },
+    "padding": {
+        "strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0,
+        "pad_type_id": 0, "pad_token": "a",
+    },
+}  # fmt: skip
+
+
+def test_a_prompt_is_neither_cut_nor_filled_up(copy: Path) -> None:
+    (copy / "tokenizer.json").write_text(json.dumps(_TOKENIZER))
+    tokenizer = Checkpoint.open(copy).tokenizer()
+    assert tokenizer is not None
+    assert tokenizer.encode("dabcz") == [3, 0, 1, 2, 25]
+    assert tokenizer.decode([3, 0, 1]) == "dab"
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        tokenizer.encode("a\udcff")  # a byte of a command line that is no UTF-8
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"\xff\xfe"])
+def test_a_broken_tokenizer_is_refused(copy: Path, content: bytes) -> None:
+    (copy / "tokenizer.json").write_bytes(content)
+    with pytest.raises(BadCheckpoint, match=r"tokenizer\.json is not read: "):
         TorchRunner.from_pretrained(copy, "cpu")
 
 

@@ -155,6 +155,30 @@ def plain(logits: list[float], ranked: list[int], params: SamplingParams, unifor
     return max(nucleus)
 
 
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.5}, {"top_k": 2}, {"logprobs": 2}])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_said_to_be_so(
+    wrong: float, temperature: float, filters: dict
+) -> None:
+    """On a GPU an index out of range, as NaN would make, costs the device."""
+    draws = Draws()
+    params = SamplingParams(temperature=temperature, **filters)
+    for _ in range(2):
+        draws.add(params, (0.7,))
+    with pytest.raises(ValueError, match="the model's logits are not finite"):
+        sample(torch.tensor([[0.0, 1.0, 2.0], [0.0, wrong, 1.0]]), draws)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-9, 1e9, 1e308])
+def test_a_token_that_is_ruled_out_stays_so_at_any_temperature(temperature: float) -> None:
+    draws = Draws()
+    params = SamplingParams(temperature=temperature, n=5)
+    draws.add(params, (0.0, 0.3, 0.5, 0.7, 1 - 2**-53))
+    tokens, _ = sample(torch.tensor([[-math.inf, 3.0, -math.inf, 1.0]]), draws)
+    assert tokens == ([1] * 5 if temperature < 1 else [1, 1, 3, 3, 3])
+
+
 def test_log_probabilities_are_those_before_temperature_and_filters() -> None:
     draws = Draws()
     draws.add(SamplingParams(temperature=0.1, top_k=1, logprobs=2), (0.5,))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy
 import pytest
 
 from servelab.models import ModelSpec
@@ -214,7 +215,11 @@ POOL = "need 5 blocks of 2 slots, the pool has 4"
         ("", GREEDY, ValueError, "the runner has no tokenizer: give token ids, not ''"),
         ([7], GREEDY, ValueError, "token id 7 is not in the vocabulary, 0 to 6"),
         ([1, -1, 1], GREEDY, ValueError, "token id -1 is not in the vocabulary, 0 to 6"),
-        ([1.5], GREEDY, TypeError, "token ids are whole numbers"),
+        ([1.5], GREEDY, TypeError, r"token ids are whole numbers, got \[1.5\]"),
+        (b"\1\2", GREEDY, TypeError, "text.* token ids.*, got b'"),
+        ({1, 2}, GREEDY, TypeError, r"text.* token ids.*, got \{1, 2\}"),
+        (None, GREEDY, TypeError, "text.* token ids.*, got None"),
+        ([1], 0, TypeError, "params must be SamplingParams, got 0"),
         ([1] * 200, GREEDY, ValueError, "has 200 tokens, the model's context is 200"),
         (
             [1] * 9,
@@ -295,7 +300,12 @@ def test_an_id_is_taken_until_its_request_ends() -> None:
         ({"temperature": math.nan}, ValueError),
         ({"temperature": math.inf}, ValueError),
         ({"temperature": "1"}, TypeError),
+        ({"temperature": 10**400}, ValueError),
         ({"top_k": -1}, ValueError),
+        ({"top_k": 2**63}, ValueError),
+        ({"max_tokens": 2**63}, ValueError),
+        ({"logprobs": 2**63}, ValueError),
+        ({"top_k": None}, TypeError),
         ({"top_p": 0.0}, ValueError),
         ({"top_p": 1.01}, ValueError),
         ({"top_p": math.nan}, ValueError),
@@ -313,6 +323,44 @@ def test_sampling_parameters_out_of_range_are_refused(wrong: dict, error: type) 
     (name,) = list(wrong)[:1]
     with pytest.raises(error, match=name):
         SamplingParams(**wrong)
+
+
+def test_numbers_of_numpy_are_taken_and_overflow_nowhere() -> None:
+    small = numpy.int8
+    params = SamplingParams(n=small(2), max_tokens=small(100), seed=small(3), ignore_eos=True)
+    assert params == sampled(n=2, max_tokens=100, seed=3)
+    engine = CheckedEngine(
+        num_blocks=small(127),
+        num_swap_blocks=small(127),
+        max_num_seqs=small(127),
+        block_size=small(2),
+    )
+    assert engine.scheduler.swap_pool.shape.num_blocks == 128
+    assert len(engine.shadow.swapped) == 256
+    request = engine.add(numpy.array([1] * 100), params)
+    engine.run()
+    verify_answer(request)
+    assert [len(tokens) for tokens in tokens_of(request)] == [100, 100]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"arrival_seconds": math.nan},
+        {"arrival_seconds": "now"},
+        {"request_id": 5},
+        {"namespace": None},
+        {"namespace": "tenant"},
+        {"steered": 1},
+    ],
+)
+def test_a_request_with_bad_particulars_leaves_no_trace(wrong: dict) -> None:
+    engine = CheckedEngine()
+    with pytest.raises((TypeError, ValueError), match=next(iter(wrong)).split("_")[0]):
+        engine.add([1], GREEDY, **wrong)
+    assert engine.log == []
+    engine.verify_drained()
+    assert engine.add([1], GREEDY).id == "0"
 
 
 @pytest.mark.parametrize(
@@ -829,6 +877,20 @@ def test_an_abort_from_the_sink_happens_when_the_step_is_over() -> None:
     engine.verify_drained()
 
 
+@pytest.mark.parametrize("kind", [ev.Admitted, ev.Planned, ev.Stepped])
+def test_a_stream_that_is_dropped_in_a_step_ends_when_it_is_over(kind: type) -> None:
+    """Garbage is collected at any time, in the middle of another request's step too."""
+    engine = CheckedEngine(num_blocks=30)
+    streams = [engine.stream([1, 2, 3], LONG)]
+    (victim,), other = engine.unfinished, engine.add([3, 2], LONG)
+    engine.also = lambda event: streams.clear() if isinstance(event, kind) else None
+    engine.step()
+    assert victim.sequences[0].finish_reason == "abort"
+    engine.run()
+    verify_answer(other)
+    engine.verify_drained()
+
+
 def test_the_sink_may_add_a_request_for_each_that_ends() -> None:
     engine, requests = CheckedEngine(num_blocks=9), []
 
@@ -1036,6 +1098,25 @@ def test_an_interrupt_within_the_runner_leaves_nothing_behind(ask: str) -> None:
     assert engine.generate([[1, 2]], GREEDY)[0].outputs[0].token_ids == oracle([1, 2], GREEDY)
 
 
+@pytest.mark.parametrize("kind", [ev.Admitted, ev.Planned, ev.Stepped, ev.Finished])
+def test_an_engine_that_is_interrupted_in_its_bookkeeping_closes(kind: type) -> None:
+    """Tables have grown by a step that never ran: copies and swaps are owed that nobody knows."""
+    engine = CheckedEngine(num_blocks=30)
+    engine.add([3, 2], replace(LONG, max_tokens=2))
+    engine.step()
+
+    def interrupt(event: object) -> None:
+        if isinstance(event, kind):
+            raise KeyboardInterrupt
+
+    engine.also = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([[1, 2], [3]], GREEDY)
+    assert engine.unfinished == []
+    with pytest.raises(EngineClosed, match="a step was left in the middle: KeyboardInterrupt"):
+        engine.step()
+
+
 # --- beams --------------------------------------------------------------------------------------
 
 
@@ -1194,7 +1275,16 @@ def test_a_beam_search_that_cannot_go_on_says_so(how: str) -> None:
     engine.verify_drained()
 
 
-@pytest.mark.parametrize("wrong", [{"beam_width": 0}, {"max_tokens": 0}, {"length_penalty": "1"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"beam_width": 0},
+        {"max_tokens": 0},
+        {"length_penalty": "1"},
+        {"length_penalty": 1e9},
+        {"length_penalty": -1e9},
+    ],
+)
 def test_a_beam_search_that_cannot_be_is_refused(wrong: dict) -> None:
     engine = CheckedEngine()
     with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from servelab import hardware, memory, models
@@ -344,6 +345,10 @@ def test_options_are_checked():
     ):
         with pytest.raises(ValueError, match=message):
             RooflineRunner(SPEC, CHIP, **options)
+    narrow = RooflineRunner(SPEC, CHIP, efficiency=np.float32(0.5), overhead_seconds=np.float32(0))
+    assert run(poisson(9.0, [(100, 9)] * 5), runner=narrow) == run(
+        poisson(9.0, [(100, 9)] * 5), runner=RooflineRunner(SPEC, CHIP, efficiency=0.5)
+    )
     runner = RooflineRunner(SPEC, CHIP)
     with pytest.raises(ValueError, match="cannot share 3"):
         runner.new_prompt(2, shared=(1, 2, 3))

@@ -137,6 +137,7 @@ REFUSED = {
     "times fall": (jsonl(TURN, TURN | {"timestamp": 0}), "line 2: times must not decrease"),
     "an id short": (jsonl(TURN | {"hash_ids": [1]}), "700 tokens are 2 blocks of 512, got 1"),
     "ids of another kind": (jsonl(TURN | {"hash_ids": [1, "2"]}), "hash_ids must be a list"),
+    "one endless line": (f"{HEADER}\n" + "0" * 2**24, "line 2: it is longer than 16,777,216 char"),
     "deep": (jsonl(TURN, "{" + '"a":[' * 100_000), "line 2: it is no JSON"),
 }
 
@@ -156,10 +157,21 @@ def test_no_file(tmp_path):
 def test_a_trace_is_checked():
     with pytest.raises(ValueError, match="needs at least one request"):
         Trace("none", ())
-    with pytest.raises(ValueError, match="times do not increase"):
+    with pytest.raises(ValueError, match="times must not decrease"):
         Trace("back", (Arrival(2.0, 1, 1), Arrival(1.0, 1, 1)))
-    with pytest.raises(ValueError, match="times do not increase"):
-        Trace("nan", (Arrival(float("nan"), 1, 1),))
+    for never in (float("nan"), float("inf"), 1.1e9):
+        with pytest.raises(ValueError, match=r"must not decrease, nor exceed 1e\+09 s"):
+            Trace("never", (Arrival(never, 1, 1),))
+    for count in (0, -3, 2.0):
+        with pytest.raises((TypeError, ValueError), match="prompt_tokens must be"):
+            Trace("prompt", (Arrival(0.0, count, 1),))
+        with pytest.raises((TypeError, ValueError), match="output_tokens must be"):
+            Trace("output", (Arrival(0.0, 1, count),))
+    for rate in (1e-310, 1e-20):
+        with pytest.raises(ValueError, match="per_second must be at least 1e-09"):
+            poisson(rate, [(1, 1)] * 3)
+        with pytest.raises(ValueError, match="nor exceed"):
+            Trace("slow", (Arrival(0.0, 1, 1), Arrival(1.0, 1, 1))).rate(rate)
     with pytest.raises(ValueError, match="all requests arrive at once"):
         Trace("once", (Arrival(0.0, 1, 1),) * 2).rate(1.0)
 

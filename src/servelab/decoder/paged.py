@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from servelab.decoder.attention import AttentionBackend, StepBatch
 from servelab.decoder.dense import check_llama_type
+from servelab.decoder.packing import linear_packed, pack
 from servelab.decoder.rope import Rope, Rotation, rotate, turn
 from servelab.models import ModelSpec
 from servelab.units import check_positive
@@ -93,14 +94,32 @@ class PagedDecoder(nn.Module):
                 weight.fill_(0.0 if name.endswith("bias") else 1.0)
         return self
 
+    def pack(self) -> PagedDecoder:
+        """Store the matrices as the CPU's kernels read them (see `packing`); return the model.
+
+        A tied lm_head becomes a copy of its own. Afterwards there are no ``weights`` to fill.
+        Raises: ``ValueError`` for a model that is not in bf16 on a CPU.
+        """
+        if self.device.type != "cpu" or self.dtype != torch.bfloat16:
+            raise ValueError(f"only bf16 on a CPU is packed, not {self.dtype} on {self.device}")
+        for layer in self.layers:
+            for name in layer.matrices:
+                layer.register_parameter(name, pack(getattr(layer, name)))
+        self.lm_head = pack(self.lm_head)
+        return self
+
     def weights(self) -> dict[str, Tensor]:
         """Return every weight by its published name: views of the fused ones, to be filled.
+
+        Raises: ``RuntimeError`` once they are packed.
 
         >>> from servelab import models
         >>> model = PagedDecoder(models.get("smollm2-135m"), device="meta")
         >>> tuple(model.weights()["model.layers.29.self_attn.k_proj.weight"].shape)
         (192, 576)
         """
+        if self.lm_head.is_mkldnn:
+            raise RuntimeError("the weights are packed: they can no longer be read or filled")
         found = {"model.embed_tokens.weight": self.embed_tokens, "model.norm.weight": self.norm}
         if not self.spec.tied_embeddings:
             found["lm_head.weight"] = self.lm_head
@@ -123,7 +142,7 @@ class PagedDecoder(nn.Module):
                 hidden, rotation, batch, cache[index], attention, self.windows[index]
             )
         hidden = rms_norm(hidden[last], self.norm, self.norm_eps)  # (L, D)
-        return F.linear(hidden, self.lm_head)  # (L, V)
+        return linear(hidden, self.lm_head, None)  # (L, V)
 
 
 class PagedLayer(nn.Module):
@@ -136,6 +155,7 @@ class PagedLayer(nn.Module):
         self.head_dim, self.norm_eps = heads.head_dim, norm_eps
         self.scale = heads.head_dim**-0.5
         matrices = (*heads.linears(spec.hidden_size), *mlp.linears(spec.hidden_size))
+        self.matrices = [matrix.name for matrix in matrices]
         for matrix in matrices:  # qkv_proj, o_proj, gate_up_proj, down_proj
             weight = _empty(matrix.d_out, matrix.d_in, dtype=dtype)
             self.register_parameter(matrix.name, weight)
@@ -184,7 +204,7 @@ class PagedLayer(nn.Module):
         """Return the residual stream behind the layer, (N, D), as it came in."""
         heads, kv_heads, head_dim = self.num_q_heads, self.num_kv_heads, self.head_dim
         x = rms_norm(hidden, self.input_norm, self.norm_eps)  # (N, D)
-        qkv = F.linear(x, self.qkv_proj, self.qkv_proj_bias)  # (N, (H + 2 K) d)
+        qkv = linear(x, self.qkv_proj, self.qkv_proj_bias)  # (N, (H + 2 K) d)
         qkv = qkv.unflatten(1, (heads + 2 * kv_heads, head_dim))  # (N, H + 2 K, d)
         qk = qkv[:, : heads + kv_heads]  # (N, H + K, d)
         if self.q_norm is not None:
@@ -196,7 +216,7 @@ class PagedLayer(nn.Module):
         read = attention.attend(layer_cache, qk[:, :heads], batch, self.scale, window)  # (N, H, d)
         hidden = add_linear(hidden, read.flatten(1), self.o_proj, self.o_proj_bias)  # (N, D)
         x = rms_norm(hidden, self.post_attention_norm, self.norm_eps)  # (N, D)
-        gate, up = F.linear(x, self.gate_up_proj, self.gate_up_proj_bias).chunk(2, dim=1)  # (N, M)
+        gate, up = linear(x, self.gate_up_proj, self.gate_up_proj_bias).chunk(2, dim=1)  # (N, M)
         return add_linear(hidden, F.silu(gate) * up, self.down_proj, self.down_proj_bias)  # (N, D)
 
 
@@ -205,8 +225,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return what a linear layer makes of ``x`` (N, in); its weight may be packed."""
+    return linear_packed(x, weight, bias) if weight.is_mkldnn else F.linear(x, weight, bias)
+
+
 def add_linear(hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return ``hidden`` (N, D) and what a linear layer makes of ``x``: one kernel adds both."""
+    if weight.is_mkldnn:
+        return linear_packed(x, weight, bias, hidden)  # (N, D)
     out = torch.addmm(hidden, x, weight.t())  # (N, D)
     return out if bias is None else out + bias
 

@@ -40,7 +40,8 @@ class TorchRunner:
     Parameters: ``model``; ``attention`` "reference", "triton", or a backend (None: Triton on a
     CUDA device, else the reference); ``tokenizer``; ``eos_token_ids`` that end a sequence;
     ``compile`` decode steps on a CPU, which takes a while for each new bucket of batch sizes.
-    Raises: ``ValueError`` for an unknown backend, and where a step on a GPU is to be compiled.
+    Raises: ``ValueError`` for an unknown backend, where a step on a GPU is to be compiled, or one
+    whose weights are packed already.
 
     >>> from servelab import models
     >>> from servelab.serving import Engine, SamplingParams
@@ -69,6 +70,8 @@ class TorchRunner:
             raise ValueError(
                 f"compile is for a CPU, a step on {self.device} is a CUDA graph instead"
             )
+        if compile and model.lm_head.is_mkldnn:
+            raise ValueError("compile packs the weights itself: leave them as they are")
         self._compiled = CompiledDecode(model) if compile else None
         self._graphs: DecodeGraphs | None = None
         self._tables = DeviceTables(1, self.device)
@@ -81,11 +84,13 @@ class TorchRunner:
         dtype: torch.dtype | None = None,
         attention: str | AttentionBackend | None = None,
         compile: bool = False,
+        pack: bool = False,
     ) -> TorchRunner:
         """Return the runner of a checkpoint: configuration, weights, tokenizer, ends of a sequence.
 
-        Parameters: ``device`` None: CUDA where there is one; ``dtype`` None: as stored.
-        Raises: as ``Checkpoint.open`` and ``Checkpoint.load_into``.
+        Parameters: ``device`` None: CUDA where there is one; ``dtype`` None: as stored; ``pack``
+        the weights for a CPU (``PagedDecoder.pack``): faster at once, without compiling.
+        Raises: as ``Checkpoint.open``, ``Checkpoint.load_into`` and ``PagedDecoder.pack``.
         """
         stored = Checkpoint.open(folder)
         has_cuda = torch.cuda.is_available()
@@ -97,6 +102,8 @@ class TorchRunner:
         stored.check(PagedDecoder(*shape, "meta", dtype).weights())
         model = PagedDecoder(*shape, place, dtype)
         stored.load_into(model.weights())
+        if pack:
+            model.pack()
         return cls(model, attention, stored.tokenizer(), stored.eos_token_ids, compile)
 
     def available_kv_bytes(self, utilization: float) -> int:
