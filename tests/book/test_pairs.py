@@ -129,7 +129,7 @@ def test_the_chapters_run_one_small_model() -> None:
                 name = ast.unparse(call.func)
                 if name.endswith("from_pretrained"):
                     loaded.setdefault(stem, set()).add(ast.unparse(call.args[0]))
-                elif name.endswith(("DenseDecoder", "PagedDecoder", "TorchRunner")):
+                elif name.endswith(("DenseDecoder", "TorchRunner")):
                     drawn.add((stem, ast.unparse(call.args[0])))
     chapters = {stem.split("/")[1][:2] for stem in loaded}
     assert chapters >= {"01", "03", "04", "06", "07", "08"}
