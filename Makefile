@@ -4,11 +4,11 @@ BIN := .venv/bin
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help book test notebooks serve lint mutants bench measure look clean
+.PHONY: help book test notebooks serve lint mutants bench bench-peers measure look clean
 
 help: ## list these targets
 	@echo "The Physics of LLM Serving. Targets:"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 	@echo "Variables: PYTHON=python3.12 (interpreter), NB=chapters/02_the_roofline (one notebook), REFRESH=1 (measure anew), PORT=8001 (for serve)"
 
 .venv/.stamp: pyproject.toml constraints.txt
@@ -44,9 +44,13 @@ mutants: .venv/.stamp ## put known bugs into a copy and see which test notices e
 	@echo "==> Trying the mutants"
 	@$(BIN)/python tools/mutants.py
 
-bench: .venv/.stamp ## our own code against its roofs, other calculators against ours
-	@echo "==> Running the benchmarks"
-	@$(BIN)/python benchmarks/run.py
+bench: .venv/.stamp ## our own code against its roofs and goals, other calculators against ours (ARGS=--quick)
+	@echo "==> Running the benchmarks (about twelve minutes)"
+	@$(BIN)/python benchmarks/run.py $(ARGS)
+
+bench-peers: .venv/.stamp ## vLLM's CPU build against our engine (Linux; 3.4 GB in _build/peers-vllm)
+	@echo "==> Comparing with vLLM"
+	@$(BIN)/python benchmarks/peers_vllm.py $(ARGS)
 
 measure: .venv/.stamp ## measure this machine and store a record (ARGS=--replace)
 	@echo "==> Measuring this machine"

@@ -4,8 +4,9 @@ The roofs of this device are measured before and after the steps of a small dens
 executed one of each in turn, so that whatever disturbs the machine disturbs them alike. The table
 gives medians, the bound that the measured roofs set, and how much of it was reached; below it,
 ratios of medians. Absolute times are this machine's and this moment's; the ratios are what to
-compare. Then a service is simulated (``simulated.py``), and at the end other calculators and ours
-answer the same question (``peers_config.py``; needs the package index).
+compare. Then a service is simulated (``simulated.py``), and the engine is held against its goals
+(``serving_speed.py``; on a CPU). At the end, other calculators and ours answer the same question
+(``peers_config.py``; needs the package index).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 from collections.abc import Callable
 
 import peers_config
+import serving_speed
 import simulated
 import torch
 
@@ -58,9 +60,12 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
     parser.add_argument("--rounds", type=int, default=15, help="executions of each step")
+    parser.add_argument("--no-engine", action="store_true", help="leave the engine's goals out")
+    parser.add_argument("--quick", action="store_true", help="a smoke run: few and short batches")
+    parser.add_argument("--json", metavar="FILE", help="write the engine's raw samples there too")
     parser.add_argument("--no-peers", action="store_true", help="leave other calculators out")
     options = parser.parse_args()
-    rounds = options.rounds
+    rounds = min(options.rounds, 3) if options.quick else options.rounds
     if rounds < 1:
         parser.error(f"--rounds must be at least 1, got {rounds}")
 
@@ -119,6 +124,13 @@ def main() -> None:
     print(f"16 sequences / 1:  {gain:.1f} x the tokens per second")
     print()
     simulated.report()
+    if not options.no_engine:
+        print()
+        if device.kind == "cpu":
+            asked = ["--quick"] * options.quick + (["--json", options.json] if options.json else [])
+            serving_speed.run(serving_speed.options_from(asked))
+        else:
+            print("the engine's goals here are a CPU's: see tools/gpu_check.py for a GPU's")
     if not options.no_peers:
         print()
         try:
