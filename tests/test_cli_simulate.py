@@ -130,6 +130,14 @@ BAD = {
         "simulate qwen3-8b --hw l4 --rate -1 --requests 3",
         "requests per second, above 0",
     ),
+    "hardly a rate": (
+        "simulate qwen3-8b --hw l4 --rate 1e-310 --requests 3",
+        "per_second must be at least 1e-09",
+    ),
+    "a rate that no clock tells": (
+        "simulate qwen3-8b --hw l4 --trace azure_2023_conv --rate 1e-20 --requests 3",
+        "must not decrease, nor exceed 1e+09 s",
+    ),
     "no trace": ("simulate qwen3-8b --hw l4 --trace none.csv", "bundled traces: azure_2023_code"),
     "bad trace": ("simulate qwen3-8b --hw l4 --trace {bad}", "bad.csv, line 2: 1 values for 3"),
     "a folder": ("simulate qwen3-8b --hw l4 --trace {tmp}", "Is a directory"),

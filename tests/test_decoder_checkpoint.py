@@ -15,6 +15,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from servelab.cli import main
 from servelab.decoder import BadCheckpoint, Checkpoint, DenseDecoder, PagedDecoder, TorchRunner
 from servelab.decoder.checkpoint import read_rope
 from servelab.models import ModelSpec, UnsupportedConfig
@@ -293,6 +294,27 @@ def test_a_prompt_is_neither_cut_nor_filled_up(copy: Path) -> None:
     assert tokenizer.decode([3, 0, 1]) == "dab"
     with pytest.raises(ValueError, match="surrogates not allowed"):
         tokenizer.encode("a\udcff")  # a byte of a command line that is no UTF-8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt", "a\udcff"], "surrogates not allowed"),
+        (
+            ["--prompt", "a", "--block-size", "65536", "--num-blocks", "65536"],
+            "a pool of 65536",
+        ),
+        (["--prompt", "a", "--top-k", str(2**63)], "top_k must fit into 64 bits"),
+    ],
+)
+def test_generate_refuses_in_one_line_what_it_cannot_do(
+    copy: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    (copy / "tokenizer.json").write_text(json.dumps(_TOKENIZER))
+    assert main(["generate", str(copy), "--device", "cpu", *options]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert message in err
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"{}", b"\xff\xfe"])

@@ -475,6 +475,8 @@ def test_an_empty_timeline_and_an_unfinished_run_are_drawn() -> None:
     check_layout(parsed(draw_timeline(timeline(trace.events))))
     with pytest.raises(ValueError, match="unit must be"):
         timeline(trace.events, "hours")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="budget must be at least 1, got -1"):
+        timeline(trace.events, budget=-1)
 
 
 def test_attributes_are_escaped_too() -> None:

@@ -28,6 +28,7 @@ from servelab.serving.events import (
     Stepped,
     Submitted,
 )
+from servelab.units import check_count
 
 Kind = Literal["waiting", "prefill", "decode", "preempted", "swapped", "padding"]
 Unit = Literal["steps", "seconds"]
@@ -117,7 +118,8 @@ def timeline(
 
     Parameters: ``events`` of an engine (those of its pool may be among them); ``unit`` of the axis;
     ``budget`` tokens per step.
-    Raises: ``ValueError`` for another unit, or an event about a sequence that was never submitted.
+    Raises: ``ValueError`` for another unit, or an event about a sequence that was never submitted;
+    ``TypeError``, ``ValueError`` for a budget below 1.
 
     >>> run = timeline([
     ...     Submitted(request="r", sequence="r/0", prompt_tokens=(1, 2), max_tokens=1, n=1,
@@ -134,6 +136,8 @@ def timeline(
     """
     if unit not in ("steps", "seconds"):
         raise ValueError(f"unit must be 'steps' or 'seconds', got {unit!r}")
+    if budget is not None:
+        check_count("budget", budget)
     reading = _Reading(unit)
     for event in events:
         reading.take(event)
