@@ -164,7 +164,7 @@ def test_only_the_block_of_the_new_token_is_sent(pairs: Pairs) -> None:
 def test_a_failed_step_leaves_the_runner_usable(pairs: Pairs) -> None:
     dense, runner = pairs["llama-gqa"]
     world = World(runner, 20, 4)
-    first, good, bad = world.add(range(6)), world.add(range(6)), world.add([4, 97])
+    first, good, bad = world.add(range(6)), world.add(range(12)), world.add([4, 97])
     world.step([world.row(first, 4, sampled=False)])
     assert first.table is not None
     # Behind a hit, in a table that the device first meets in the step that fails.
