@@ -30,7 +30,7 @@ class Goal:
 
 def table(goals: Sequence[Goal]) -> str:
     """Return goals as lines of text."""
-    rows = [
+    rows: list[list[object]] = [
         [
             goal.what,
             f"{'at least' if goal.at_least else 'at most'} {goal.goal:.2f} {goal.unit}",

@@ -235,8 +235,8 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
     found.append(goals.Goal("output tokens/s, mixed lengths: vLLM's times", 0.5, share))
     print(units.table(rows, ["batch", "engine", "step ms", "of rounds", "copy"]), end="\n\n")
     print(f"{len(lengths)} requests of mixed lengths, output tokens/s:")
-    for name, rate in rates.items():
-        print(f"  {name}: {statistics.median(rate):.0f}")
+    for name, reached in rates.items():
+        print(f"  {name}: {statistics.median(reached):.0f}")
     print()
     print(goals.table(found))
 

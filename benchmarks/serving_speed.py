@@ -101,7 +101,9 @@ def _run(options: argparse.Namespace, folder: Path) -> list[Goal]:
         ),
     ]
     parts = {batch: breakdown.shares(packed, batch) for batch in batches}
-    rows = [[kind, *(f"{parts[b][kind]:.0%}" for b in batches)] for kind in parts[batches[0]]]
+    rows: list[list[object]] = [
+        [kind, *(f"{parts[b][kind]:.0%}" for b in batches)] for kind in parts[batches[0]]
+    ]
     print("Where a step's time goes (packed, context 140)")
     print(units.table(rows, ["", *(f"batch {batch}" for batch in batches)]), end="\n\n")
     print(goals.table(found))
