@@ -410,8 +410,8 @@ MUTANTS = (
         "the bias of queries, keys and values is dropped",
         PAGED,
         "test_logits_equal_transformers",
-        "qkv = linear(x, self.qkv_proj, self.qkv_proj_bias)",
-        "qkv = linear(x, self.qkv_proj, None)",
+        "linear(x, self.qkv_proj, self.qkv_proj_bias)",
+        "linear(x, self.qkv_proj, None)",
     ),
     Mutant.of(
         "the bias of o_proj and down_proj is dropped",

@@ -133,12 +133,36 @@ def test_greedy_tokens_equal_transformers(
     assert len(set(expected[:, PROMPT:].flatten().tolist())) > 8, "a constant answer proves nothing"
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bf16_logits_are_as_exact_as_those_of_transformers(
+    checkpoints: dict[str, tuple[nn.Module, Path]], name: str
+) -> None:
+    """In bf16 near-ties flip, so logits are compared: both are off by rounding, ours no more."""
+    reference, folder = checkpoints[name]
+    prompt = prompt_of()
+    exact = reference(prompt).logits[0]  # (tokens, V) in float32
+    narrow = type(reference).from_pretrained(folder, dtype=torch.bfloat16).requires_grad_(False)
+    theirs = narrow(prompt).logits[0].float() - exact
+    world = World(SpyRunner.from_pretrained(folder, "cpu", "bf16"), 12, 16)
+    sequence = world.add(prompt[0].tolist())
+    ours = []
+    for place in range(PROMPT):
+        world.step([world.row(sequence, 1)])
+        assert world.runner.seen_logits.dtype == torch.bfloat16
+        ours.append(world.runner.seen_logits[0].float() - exact[place])
+    error = float(torch.stack(ours).square().mean().sqrt())
+    assert 0 < error < 1.25 * float(theirs.square().mean().sqrt())
+    assert error < 0.05 * float(exact.std())
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_weights_are_converted_to_the_dtype_asked_for(
     checkpoints: dict[str, tuple[nn.Module, Path]], dtype: torch.dtype
 ) -> None:
     reference, folder = checkpoints["qwen3"]
     runner = TorchRunner.from_pretrained(folder, "cpu", dtype)
+    named = TorchRunner.from_pretrained(folder, "cpu", runner.kv_dtype)
+    assert named.model.dtype == runner.model.dtype == dtype
     stored = reference.state_dict()
     weights = runner.model.weights()
     assert set(weights) == set(stored) - {"lm_head.weight"}

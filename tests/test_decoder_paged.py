@@ -243,8 +243,9 @@ def test_what_cannot_be_run_is_refused(pairs: Pairs) -> None:
         runner.bind(PoolShape(2**22 + 1, 16))  # at 2**22 the last element is number 2**31 - 1
     with pytest.raises(ValueError, match="attention must be 'reference' or 'triton', got 'flash'"):
         TorchRunner(runner.model, attention="flash")
-    with pytest.raises(ValueError, match=r"dtype must be one of .*, got torch\.float8_e5m2"):
-        PagedDecoder(runner.spec, dtype=torch.float8_e5m2)
+    for wrong in (torch.float8_e5m2, "float64"):
+        with pytest.raises(ValueError, match=rf"dtype must be one of fp64, .*, got {wrong}"):
+            PagedDecoder(runner.spec, dtype=wrong)
     for share in (0, 1.1):
         with pytest.raises(ValueError, match="utilization must be over 0 and at most 1"):
             runner.available_kv_bytes(share)

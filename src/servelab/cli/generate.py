@@ -201,10 +201,10 @@ def _load(
         raise click.UsageError(
             f"{checkpoint!r} is no folder; a checkpoint is one with config.json, or {BUNDLED!r}"
         )
-    formats = {name: torch_dtype for torch_dtype, name in decoder.DTYPE_NAMES.items()}
+    stored_or_named = None if dtype == "auto" else dtype
     try:
         return decoder.TorchRunner.from_pretrained(
-            folder, device, formats.get(dtype), attention, compile=compiled
+            folder, device, stored_or_named, attention, compile=compiled
         )
     except (OSError, RuntimeError) as error:  # a file that is missing, a device that is not there
         raise click.UsageError(str(error)) from error

@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 BUNDLED_CHECKPOINT = Path(str(resources.files("servelab"))) / "data/checkpoint"
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_BY_NAME = {
+#: Number formats of weights, by the names of the calculators.
+DTYPES = {
     "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
 }  # fmt: skip
+_STORED = ("F64", "F32", "F16", "BF16")  # the same, as safetensors call them
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -135,8 +136,8 @@ class Checkpoint:
         with _opened(self.files[name]) as file:
             part = file.get_slice(name)
             found, dtype = tuple(part.get_shape()), part.get_dtype()
-        if dtype not in _DTYPES:
-            known = ", ".join(_DTYPES)
+        if dtype not in _STORED:
+            known = ", ".join(_STORED)
             raise BadCheckpoint(f"{name}: weights in {dtype} are not read; known: {known}")
         if found != shape:
             raise BadCheckpoint(f"{name} must have shape {shape}, its file has {found}")
@@ -296,10 +297,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _dtype(spec: ModelSpec) -> torch.dtype:
-    if spec.weight_dtype not in _BY_NAME:
-        known = ", ".join(_BY_NAME)
+    if spec.weight_dtype not in DTYPES:
+        known = ", ".join(DTYPES)
         raise UnsupportedConfig("dtype", f"{spec.weight_dtype} is not decoded here; known: {known}")
-    return _BY_NAME[spec.weight_dtype]
+    return DTYPES[spec.weight_dtype]
 
 
 def _expect(

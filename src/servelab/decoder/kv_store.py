@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from servelab.decoder.staging import upload
 from servelab.models import ModelSpec
 from servelab.paging import Copy, PoolShape
 from servelab.units import GiB
@@ -75,7 +76,9 @@ class KvStore:
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy blocks within the pool, one (source, destination) after the other."""
         for run in _independent(copies):
-            sources, destinations = self._indices(run)
+            sources, destinations = upload(
+                self.data.device, [list(side) for side in zip(*run, strict=True)]
+            )
             self.data.index_copy_(2, destinations, self.data.index_select(2, sources))
 
     def swap_out(self, copies: Sequence[Copy]) -> None:
@@ -85,10 +88,6 @@ class KvStore:
     def swap_in(self, copies: Sequence[Copy]) -> None:
         """Copy blocks of the CPU's pool (first of each pair) to blocks of the pool (second)."""
         _transfer(self.swap, self.data, copies)
-
-    def _indices(self, copies: Sequence[Copy]) -> tuple[Tensor, Tensor]:
-        both = torch.tensor(copies, dtype=torch.int64, device=self.data.device)  # (copies, 2)
-        return both[:, 0], both[:, 1]
 
     def poison(self) -> None:
         """Fill every slot with NaN: whatever is read before it is written shows in the logits."""

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from servelab.decoder.attention import AttentionBackend, StepBatch
+from servelab.decoder.checkpoint import DTYPES
 from servelab.decoder.dense import check_llama_type
 from servelab.decoder.packing import linear_packed, pack
 from servelab.decoder.rope import Rope, Rotation, rotate, turn
@@ -26,9 +27,7 @@ from servelab.models import ModelSpec
 from servelab.units import check_positive
 
 #: Number formats of weights, keys and values, as the calculators call them.
-DTYPE_NAMES = {
-    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
-}  # fmt: skip
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 # Shapes below: N new tokens of all rows, L positions to draw from, D hidden size, M MLP width, H
 # query heads, K KV heads, d head_dim, V vocabulary.
@@ -39,8 +38,8 @@ class PagedDecoder(nn.Module):
 
     Parameters: ``spec`` the shape; ``rope`` its rotary positions; ``norm_eps``; ``device``,
     ``dtype`` of all parameters. They are not initialised: see ``initialise`` and ``weights``.
-    Raises: ``ValueError`` where the spec is not of the Llama type, or its layers differ, and for
-    other dtypes than float64, float32, float16 and bfloat16.
+    Raises: ``ValueError`` where the spec is not of the Llama type, or its layers differ; as
+    `dtype_of`.
     """
 
     def __init__(
@@ -49,11 +48,10 @@ class PagedDecoder(nn.Module):
         rope: Rope | None = None,
         norm_eps: float = 1e-5,
         device: torch.device | str = "cpu",
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | str = torch.float32,
     ) -> None:
         super().__init__()
-        if dtype not in DTYPE_NAMES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPE_NAMES.values())}, got {dtype}")
+        dtype = dtype_of(dtype)
         self.head_dim = check_llama_type(spec)
         shapes = {replace(layer.plain()[0], window=None) for layer in spec.layers}
         if len(shapes) > 1 or len({layer.mlp for layer in spec.layers}) > 1:
@@ -143,6 +141,20 @@ class PagedDecoder(nn.Module):
             )
         hidden = rms_norm(hidden[last], self.norm, self.norm_eps)  # (L, D)
         return linear(hidden, self.lm_head, None)  # (L, V)
+
+
+def dtype_of(dtype: torch.dtype | str) -> torch.dtype:
+    """Return a number format, which may be given by its name.
+
+    Raises: ``ValueError`` for other formats than those of `DTYPE_NAMES`.
+
+    >>> dtype_of("bf16"), dtype_of(torch.float64)
+    (torch.bfloat16, torch.float64)
+    """
+    named = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if named not in DTYPE_NAMES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype}")
+    return named
 
 
 class PagedLayer(nn.Module):

@@ -24,7 +24,7 @@ from servelab.decoder.checkpoint import Checkpoint
 from servelab.decoder.compiled import CompiledDecode
 from servelab.decoder.graphs import DecodeGraphs, Outputs
 from servelab.decoder.kv_store import KvStore
-from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder
+from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder, dtype_of
 from servelab.decoder.sampler import Draws, sample
 from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import BlockTable, PoolShape
@@ -81,23 +81,25 @@ class TorchRunner:
         cls,
         folder: str | os.PathLike[str],
         device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         attention: str | AttentionBackend | None = None,
         compile: bool = False,
         pack: bool = False,
     ) -> TorchRunner:
         """Return the runner of a checkpoint: configuration, weights, tokenizer, ends of a sequence.
 
-        Parameters: ``device`` None: CUDA where there is one; ``dtype`` None: as stored; ``pack``
-        the weights for a CPU (``PagedDecoder.pack``): faster at once, without compiling.
-        Raises: as ``Checkpoint.open``, ``Checkpoint.load_into`` and ``PagedDecoder.pack``.
+        Parameters: ``device`` None: CUDA where there is one; ``dtype``, or its name ("bf16"),
+        None: as stored; ``pack`` the weights for a CPU (``PagedDecoder.pack``): faster at once,
+        without compiling; ``attention``, ``compile`` as the runner's own.
+        Raises: as ``Checkpoint.open``, ``Checkpoint.load_into``, ``PagedDecoder.pack`` and the
+        runner itself; ``ValueError`` for an unknown dtype, and for CUDA where there is none.
         """
         stored = Checkpoint.open(folder)
         has_cuda = torch.cuda.is_available()
         place = torch.device(device or ("cuda" if has_cuda else "cpu"))
         if place.type == "cuda" and not has_cuda:
             raise ValueError(f"device {str(place)!r} was asked for, but torch sees no CUDA device")
-        dtype = dtype or stored.dtype
+        dtype = stored.dtype if dtype is None else dtype_of(dtype)
         shape = stored.spec, stored.rope, stored.norm_eps
         stored.check(PagedDecoder(*shape, "meta", dtype).weights())
         model = PagedDecoder(*shape, place, dtype)
@@ -111,6 +113,7 @@ class TorchRunner:
 
         On a CUDA device: that share, less what anybody uses now (the weights are there already). On
         a CPU that share of the memory, but at most one GiB: other programs need the rest.
+        Raises: ``ValueError`` for a share that is not over 0 and at most 1.
         """
         if not 0 < utilization <= 1:
             raise ValueError(f"utilization must be over 0 and at most 1, got {utilization}")
