@@ -124,6 +124,6 @@ def generate_batch(folder: Path, requests: int = 8, new_tokens: int = 16) -> str
     tokens = sum(len(answer.generated_tokens) for answer in answers.values())
     return (
         f"generate_batch of transformers, {requests} requests of 128 + {new_tokens} tokens: "
-        f"{tokens / seconds[1]:.0f} tokens/s (its first call took {seconds[0] - seconds[1]:+.1f} s "
-        f"to the second's {seconds[1]:.1f} s)"
+        f"{tokens / seconds[1]:.1f} tokens/s; the first call, warm-up included, took "
+        f"{seconds[0]:.1f} s, the second {seconds[1]:.1f} s"
     )

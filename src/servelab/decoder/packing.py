@@ -4,7 +4,7 @@ Models: oneDNN's product of a few rows and a matrix. It reads the matrix in tile
 from one in plain order it reads slower. torch's compiler packs what it freezes (`compiled`); these
 are the operators that it uses, called without it.
 
-Assumes: torch 2.11 or later, whose compiler has them under these names; they are not public.
+Assumes: the names that these operators have in torch 2.13; they are not public.
 
 Ignores: other formats: fp32 gains nothing for one row.
 """
