@@ -1,24 +1,28 @@
 """The simulated service against closed forms: bounds, Little's law, and what paging must show."""
 
+import gc
 import math
 import os
 import random
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from servelab import hardware, memory, models
-from servelab.paging import PoolShape
+from servelab.paging import BlockTable, PoolShape
 from servelab.roofline import step_cost, time_bound
 from servelab.serving import (
     Arrival,
     Engine,
     Plan,
+    Request,
     RooflineRunner,
     Row,
     SamplingParams,
+    Sequence,
     Trace,
     beam_search,
     percentile,
@@ -31,6 +35,7 @@ from servelab.serving.roofline_runner import PCIE_4_BYTES_PER_SECOND
 
 SPEC = models.get("qwen3-8b")
 CHIP = hardware.get("a100-sxm-40gb")
+WORKING = (Request, Sequence, BlockTable)  # what an engine has for each request in the system
 
 
 def lengths(count, seed=0, longest=(600, 80)):
@@ -227,6 +232,23 @@ def test_the_engine_hits_what_its_cache_alone_would():
     hits = engine_hit_rate(trace, 300)
     assert 0.02 < hits < engine_hit_rate(trace, 10_000)
     assert done.counters.cached_tokens == 512 * round(hits * asked)
+
+
+def test_nothing_is_kept_of_a_finished_request_but_its_row():
+    kept = Counter()
+
+    def count(done, clock):
+        gc.collect()
+        kept.update(type(thing) for thing in gc.get_objects() if type(thing) in WORKING)
+
+    gc.collect()
+    before = Counter(type(thing) for thing in gc.get_objects() if type(thing) in WORKING)
+    done = run(poisson(4.0, lengths(400), seed=6), progress=count, max_num_seqs=8)
+    looks = done.counters.steps // 200
+    assert looks > 20
+    mean = {kind: kept[kind] / looks - before[kind] for kind in WORKING}
+    assert 0 < mean[Request] <= 2 * done.mean_requests
+    assert mean[Request] == mean[Sequence] >= mean[BlockTable] > 0
 
 
 def test_progress_and_interruption():
