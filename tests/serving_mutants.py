@@ -114,12 +114,13 @@ MUTANTS = (
         "            sequence.token_ids.pop()\n",
     ),
     Mutant.of(
-        "B24 after pre-emption only the prompt is computed again",
+        "B24 behind its prompt a sequence is taken for one that decodes",
         "scheduler.py",
         "test_b24",
-        "        sequence.table, sequence.num_computed_tokens = None, 0\n",
-        "        output = len(sequence.output_token_ids)\n"
-        "        sequence.table, sequence.num_computed_tokens = None, output\n",
+        "            pending = len(sequence.token_ids) - cached\n",
+        "            pending = len(sequence.token_ids) - cached\n"
+        "            if cached >= sequence.request.num_prompt_tokens:\n"
+        "                pending = 1\n",
     ),
     Mutant.of(
         "B25 the oldest is pre-empted",

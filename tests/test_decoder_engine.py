@@ -108,9 +108,9 @@ def history(oracle: Oracle, runner: ComparedRunner, seed: int) -> None:
 
     wanted: list[tuple[list[int], SamplingParams]] = []
     for _ in range(chance.randint(3, 5)):
-        n = chance.choice([1, 1, 2, 3])
+        n = chance.choice([1, 2, 3])
         temperature = chance.choice([0, 0.7]) if n == 1 else 1.5
-        max_tokens = chance.randint(1, 9)
+        max_tokens = chance.randint(1, 14)
         wanted.append((prompt(), SamplingParams(n, temperature, max_tokens=max_tokens)))
     beamed, width, length = prompt(), chance.choice([2, 3]), chance.randint(2, 5)
     longest = max(len(p) + q.max_tokens for p, q in wanted)
@@ -157,9 +157,10 @@ def test_any_history_gives_what_the_dense_decoder_gives(name: str) -> None:
     dense, spy = twins(name)
     oracle, runner = Oracle(dense), ComparedRunner(spy.model)
     runner.oracle = oracle
-    for seed in range(HISTORIES):
+    first = HISTORIES * list(CONFIGS).index(name)
+    for seed in range(first, first + HISTORIES):
         history(oracle, runner, seed)
     assert min(oracle.gaps) > SMALLEST_GAP, "a tie: either token is right; take another seed"
     kinds = ["swapped in", "chunk and decode", "several samples", "hit", "copy on write"]
     kinds += ["pre-emption: recompute", "pre-emption: swap"]
-    assert not [kind for kind in kinds if SEEN[kind] < 2], SEEN
+    assert not [kind for kind in kinds if not SEEN[kind]], SEEN

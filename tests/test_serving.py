@@ -652,6 +652,15 @@ def test_b24_pre_empted_far_behind_its_prompt_a_sequence_is_prefilled_once() -> 
     assert again == [(preempted.lost_tokens + 1, 0)]  # in one row, the newest token included
     for request in (first, second):
         verify_answer(request)
+    engine = CheckedEngine(
+        num_blocks=9, block_size=2, max_num_batched_tokens=4, enable_prefix_caching=False
+    )
+    both = [engine.add([1, 2, 3], replace(GREEDY, max_tokens=13)) for _ in range(2)]
+    engine.run()  # the second comes back in chunks, which pass the end of its prompt
+    (preempted,) = of_kind(engine, ev.Preempted)
+    assert preempted.lost_tokens > 2 * 3
+    for request in both:
+        verify_answer(request)
 
 
 def test_b25_work_ends_within_its_bound_however_small_the_pool() -> None:

@@ -3,8 +3,8 @@
 After every step and between the steps `CheckedEngine` verifies the invariants I1 to I10, I17 and
 I18; here are the rest: I11 (what is refused changes nothing), I12 (no step runs out of blocks), I13
 (all work ends within its bound), I14 (nothing is left), and the shadow of I15 (every answer is the
-oracle's). I16, and I15 itself, need a decoder. Pools, blocks and budgets are small, the vocabulary
-of prompts is three tokens, and most prompts begin like an earlier one.
+oracle's). I16, and I15 itself, need a decoder (`test_decoder_engine`). Pools, blocks and budgets
+are small, the vocabulary of prompts is three tokens, and most prompts begin like an earlier one.
 """
 
 from __future__ import annotations

@@ -58,6 +58,19 @@ def test_attention_multiplies_on_tensor_cores(
     )
 
 
+@pytest.mark.parametrize(
+    ("capability", "group", "head_dim"),
+    [(80, 4, 128), (90, 4, 128), (90, 8, 128), (80, 3, 32)],  # the last: of the small checkpoint
+)
+def test_decode_that_no_split_divides(capability: int, group: int, head_dim: int) -> None:
+    """Of large batches and short contexts: the result is written, not a part of it."""
+    kernel = compiled_attend(
+        capability, "bfloat16", group, head_dim, is_decode=True, is_partial=False
+    )
+    check(kernel)
+    assert re.search(r"\bw?g?mma\.\S*\.bf16\.bf16", kernel.asm["ptx"])
+
+
 def test_attention_where_nothing_is_a_power_of_two() -> None:
     options = {"block_size": 17, "num_kv_heads": 3, "is_partial": False}
     check(compiled_attend(90, "bfloat16", 5, 80, is_decode=True, **options))

@@ -51,6 +51,10 @@ class Checkpoint:
 
     Parameters: ``folder``; ``spec``, ``rope``, ``norm_eps`` of the model; ``dtype`` of the stored
     weights; ``eos_token_ids`` that end a sequence; ``files`` the file of each tensor.
+
+    >>> stored = Checkpoint.open(BUNDLED_CHECKPOINT)
+    >>> stored.spec.params_total, stored.dtype, stored.eos_token_ids
+    (1609440, torch.bfloat16, frozenset({1}))
     """
 
     folder: Path

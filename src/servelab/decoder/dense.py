@@ -284,6 +284,12 @@ def greedy(model: DenseDecoder, prompt: Tensor, new_tokens: int, cached: bool = 
 
     Parameters: ``prompt`` ids, (B, N); ``cached`` False: every step runs the whole sequence again.
     Raises: as ``DenseDecoder.forward``.
+
+    >>> from servelab.decoder import BUNDLED_CHECKPOINT
+    >>> model = DenseDecoder.from_pretrained(BUNDLED_CHECKPOINT, dtype=torch.float64)
+    >>> prompt = torch.tensor([[0, 10, 20, 30]])
+    >>> greedy(model, prompt, 3).equal(greedy(model, prompt, 3, cached=False))
+    True
     """
     new_tokens = check_count("new_tokens", new_tokens)
     model.check_tokens(prompt)

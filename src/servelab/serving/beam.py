@@ -58,6 +58,12 @@ def beam_search(
 
     Parameters: ``max_tokens`` of each; ``length_penalty`` above 0 favours long ones.
     Raises: as ``Engine.add``; ``RuntimeError`` where the runner fails.
+
+    >>> from servelab.decoder import BUNDLED_CHECKPOINT, TorchRunner
+    >>> engine = Engine(TorchRunner.from_pretrained(BUNDLED_CHECKPOINT, "cpu", "fp64"), 20)
+    >>> answer = beam_search(engine, "Once there was a cat", beam_width=2, max_tokens=8)
+    >>> [f"{beam.cumulative_logprob:.2f}{beam.text}" for beam in answer.outputs]
+    ['-4.28 named Rufus. Rufus had a brown ball', '-4.29 named Max. Max had a red ball']
     """
     width = check_count("beam_width", beam_width)
     penalty = check_number("length_penalty", length_penalty)

@@ -44,6 +44,16 @@ class Engine:
     ``sink`` receives every event of engine and pool. Sink and runner may call ``add`` and
     ``abort`` in the middle of a step; such an abort happens when the step is over.
     Raises: ``TypeError``, ``ValueError``; ``MemoryError`` for a pool that does not fit.
+
+    >>> from servelab import hardware, models
+    >>> from servelab.serving import RooflineRunner
+    >>> runner = RooflineRunner(models.get("qwen3-8b"), hardware.get("h100-sxm-80gb"))
+    >>> engine = Engine(runner, num_blocks=20)
+    >>> long, short = engine.add([1] * 40), engine.add([2, 3], SamplingParams(max_tokens=1))
+    >>> [answer.request_id for answer in engine.step()], len(engine.unfinished)
+    (['1'], 1)
+    >>> engine.abort("0"), engine.unfinished, engine.scheduler.pool.num_free
+    (True, [], 19)
     """
 
     def __init__(
