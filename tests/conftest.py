@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
+
+# It runs in a process of its own (test_triton_interpreter): kernels are interpreted in all of a
+# process or nowhere.
+collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["triton_interpreted.py"]
 
 # The same examples in every run: a failure on one machine is a failure on all. No deadline: a
 # shared machine may stall, and no test holds a time.
