@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import pytest
 import torch
 
 from servelab import models
-from servelab.decoder import KvStore, PagedDecoder, ReferenceAttention, StepBatch
+from servelab.decoder import KvStore, PagedDecoder, ReferenceAttention, StepBatch, TorchRunner
 from servelab.decoder.graphs import DecodeGraphs, Outputs, eagerly
 from servelab.decoder.triton_attention import TritonAttention
+from servelab.models import ModelSpec
 from servelab.paging import NULL_BLOCK, PoolShape
+from servelab.serving import Engine, SamplingParams
 from tests.triton_steps import random_step
 
 pytestmark = pytest.mark.gpu
@@ -124,3 +127,67 @@ def test_both_backends_give_a_model_the_same_logits() -> None:
         store.data.copy_(before)
         logits = model.forward(batch, store.data, TritonAttention("cuda"), last)
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-3)
+
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "vocab_size": 50,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def served(model: PagedDecoder, attention: str) -> list[list[int]]:
+    """Chunks, shared prefixes, samples of one prompt, and pre-emption by swap, on NaN."""
+    runner = TorchRunner(model, attention)
+    engine = Engine(
+        runner, num_blocks=14, block_size=3, max_num_batched_tokens=8, num_swap_blocks=12
+    )
+    runner.store.poison()
+    common = [3, 1, 4, 1, 5, 9, 2]
+    prompts = [[*common, *rest] for rest in ([6], [5, 3, 5], [8, 9], [7, 9, 3, 2, 3, 8])]
+    params = [SamplingParams(temperature=0, max_tokens=9)] * 3
+    answers = engine.generate(prompts, [*params, SamplingParams(n=2, seed=1, max_tokens=9)])
+    counters = engine.counters
+    assert counters.cached_tokens > 0
+    assert min(counters.swapped_in_blocks, counters.copied_blocks) > 0
+    assert [answer.error for answer in answers] == [None] * 4
+    return [output.token_ids for answer in answers for output in answer.outputs]
+
+
+def compare_engines(device: str) -> None:
+    """Tokens stay the same if logits change by 3e-4: float32 is exact enough."""
+    spec = ModelSpec.from_config(CONFIG)
+    exact = PagedDecoder(spec, dtype=torch.float64).initialise(std=0.2)
+    model = PagedDecoder(spec, device=device, dtype=torch.float32)
+    for name, weight in model.weights().items():
+        weight.copy_(exact.weights()[name])
+    expected = served(exact, "reference")
+    assert len({token for tokens in expected for token in tokens}) > 8
+    assert served(model, "triton") == expected
+
+
+def test_an_engine_on_the_gpu_answers_as_on_the_cpu() -> None:
+    compare_engines("cuda")
+
+
+def test_a_step_waits_for_the_device_once() -> None:
+    """For its tokens; the first steps compile kernels and capture the graph."""
+    spec = ModelSpec.from_config(CONFIG)
+    engine = Engine(TorchRunner(PagedDecoder(spec, device="cuda").initialise()), num_blocks=40)
+    for prompt in ([1, 2, 3], [4], [5, 6]):
+        engine.add(prompt, SamplingParams(temperature=0, max_tokens=40))
+    for _ in range(6):
+        engine.step()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            engine.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [str(each.message) for each in caught if "synchroniz" in str(each.message)]
+    assert len(waits) <= 1, waits
