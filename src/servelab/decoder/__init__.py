@@ -1,4 +1,9 @@
-"""The decoder in torch: a dense one first, the oracle; then the paged one, and its runner."""
+"""The decoder in torch: a dense one first, the oracle; then the paged one, and its runner.
+
+Read: attention, kv_store, paged, sampler, runner; the oracle: dense, cache; the kernels:
+triton_attention, triton_kernels. What loads it: checkpoint, rope. What makes it fast: staging and
+graphs on a GPU, packing and compiled on a CPU.
+"""
 
 from servelab.decoder.attention import AttentionBackend, ReferenceAttention, StepBatch
 from servelab.decoder.cache import DenseCache

@@ -1,4 +1,8 @@
-"""The paged KV cache: blocks, tables that share them, a prefix cache; every change an event."""
+"""The paged KV cache: blocks, tables that share them, a prefix cache; every change an event.
+
+Read: pool, table, index, prefix; then events, forms. What chapter 5 measures paging against:
+layouts, buddy.
+"""
 
 from servelab.paging.events import Event, PoolState, replay, rewind
 from servelab.paging.forms import CsrTables, csr, padded

@@ -1,4 +1,9 @@
-"""Serving: requests, the scheduler that batches them, and the engine that drives a runner."""
+"""Serving: requests, the scheduler that batches them, and the engine that drives a runner.
+
+Read: request, plan, scheduler, commit, engine, with params and limits at hand; then beam, events. A
+predicted clock: roofline_runner, traces, simulation. Experiments of chapters 5 and 7: lengths,
+saturation, fragmentation, sharing, hits.
+"""
 
 from servelab.serving.beam import beam_search
 from servelab.serving.engine import Engine, EngineClosed
