@@ -1,4 +1,20 @@
-"""Pictures as SVG text, from the state of a pool and the events of a run; standard library only."""
+"""Pictures as SVG text, from the state of a pool and the events of a run; standard library only.
+
+An engine tells its ``sink`` what happens. A list keeps it, or a `Trace`, which can be stored and
+moved through. A picture is text that a notebook shows, and a browser as a file:
+
+>>> from servelab import hardware, models
+>>> from servelab.serving import Engine, RooflineRunner, SamplingParams
+>>> events = []
+>>> runner = RooflineRunner(models.get("qwen3-8b"), hardware.get("h100-sxm-80gb"))
+>>> engine = Engine(runner, num_blocks=20, sink=events.append)
+>>> answers = engine.generate([[1, 2, 3], [4, 5]], SamplingParams(max_tokens=4))
+>>> picture = draw_timeline(timeline(events))
+>>> picture
+Timeline. 2 sequences, 4 steps, 11 tokens computed (5 prefill, 6 decode). 0/0: ...
+
+``Path("run.svg").write_text(picture, encoding="utf-8")`` stores it.
+"""
 
 from servelab.explore.gantt import draw_timeline
 from servelab.explore.pool import Counts, count_blocks, draw_pool
