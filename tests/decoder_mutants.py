@@ -160,15 +160,15 @@ MUTANTS = (
         "B43 every row reads the first row's table",
         RUNNER,
         "test_b43_every_row",
-        "tables.entries[:, :width].index_select(0, staged[3])",
+        "tables.entries[:, :width].index_select(0, of_table)",
         "tables.entries[:1, :width].expand(len(pairs), -1)",
     ),
     Mutant.of(
         "B43 rows read the tables in the order of the device's rows",
         RUNNER,
         "test_b43_every_row",
-        "tables.entries[:, :width].index_select(0, staged[3])",
-        "tables.entries[:, :width].index_select(0, staged[3].sort().values)",
+        "tables.entries[:, :width].index_select(0, of_table)",
+        "tables.entries[:, :width].index_select(0, of_table.sort().values)",
     ),
     Mutant.of(
         "B43 a row is known by its place in the step",

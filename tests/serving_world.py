@@ -254,7 +254,7 @@ class CheckedEngine(Engine):
         self._verify_events()
         self.check()
         counters = self.counters
-        assert 0 <= counters.cached_tokens <= counters.queried_tokens  # I18
+        assert 0 <= counters.prefix_hit_tokens <= counters.prefix_queried_tokens  # I18
 
     @staticmethod
     def _verify_pool(pool: BlockPool, branches: Sequence[Branch]) -> None:

@@ -97,4 +97,19 @@ def test_what_cannot_be_done_is_refused(run: Run, options: str, message: str) ->
 def test_a_folder_without_a_model_is_refused(run: Run, tmp_path: Path) -> None:
     code, out, err = run(f"generate {tmp_path} --prompt x")
     assert (code, out) == (2, "")
-    assert "config.json" in err
+    assert "is no folder with a config.json; the bundled model is" in err
+
+
+def test_a_folder_without_a_tokenizer_is_refused(run: Run, tmp_path: Path) -> None:
+    for path in BUNDLED_CHECKPOINT.iterdir():
+        if path.is_file() and path.name != "tokenizer.json":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    code, out, err = run(f"generate {tmp_path} --prompt x --device cpu")
+    assert (code, out) == (2, "")
+    assert "has no tokenizer.json: save the tokenizer there too" in err
+
+
+@pytest.mark.parametrize("options", ["stories --prompt x --stream --n 2", "stories", "--what"])
+def test_the_hint_begins_a_new_sentence(run: Run, options: str) -> None:
+    err = run(f"generate {options}")[2]
+    assert re.search(r"[^.?!][.?!] See: servelab generate --help$", err.strip()), err

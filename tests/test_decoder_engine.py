@@ -145,7 +145,7 @@ def history(oracle: Oracle, runner: ComparedRunner, seed: int) -> None:
     for beam, (_, total) in zip(found.outputs, expected, strict=True):
         assert beam.cumulative_logprob == pytest.approx(total, abs=1e-8)
     counters = engine.counters
-    SEEN["hit"] += counters.cached_tokens > 0
+    SEEN["hit"] += counters.prefix_hit_tokens > 0
     SEEN["copy on write"] += counters.copied_blocks
     SEEN["pre-emption: recompute"] += counters.preemptions_by_recompute
     SEEN["pre-emption: swap"] += counters.preemptions_by_swap

@@ -18,7 +18,15 @@ from servelab import models
 from servelab.decoder import DenseDecoder, KvStore, PagedDecoder, TorchRunner, greedy
 from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import BlockPool, BlockTable, PoolShape, move
-from servelab.serving import Engine, Plan, Row, RunnerLost, SamplingParams
+from servelab.serving import (
+    Engine,
+    EngineClosed,
+    Plan,
+    Row,
+    RunnerLost,
+    SamplingParams,
+    beam_search,
+)
 from tests.plans import SpyRunner, World, check_rows, dense_logits, paged_twin, twins
 from tests.tiny import CONFIGS
 
@@ -224,12 +232,50 @@ def test_a_runner_that_another_engine_has_taken_answers_the_first_no_more(pairs:
     request = first.add([1, 2, 3], params)
     first.step()
     second = Engine(runner, num_blocks=14, block_size=3)
-    first.step()
+    for ask in (
+        first.step,
+        lambda: first.generate([4, 5], params),
+        lambda: first.add([4, 5]),
+        lambda: list(first.stream([4, 5], params)),
+    ):
+        with pytest.raises(EngineClosed, match="another engine was made with it since"):
+            ask()
     assert request.error is not None
-    assert "the runner serves one engine" in request.error
+    assert first.unfinished == []
     (answer,) = second.generate([1, 2, 3], params)
     expected = greedy(pairs["llama-gqa"][0], torch.tensor([[1, 2, 3]]), 4)[0].tolist()
     assert answer.outputs[0].token_ids == expected
+
+
+@pytest.mark.parametrize("ask", ["generate", "stream", "beam_search"])
+def test_the_first_call_of_an_engine_whose_runner_was_taken_raises(pairs: Pairs, ask: str) -> None:
+    """It must be no empty answer: nobody looks for the error of an engine that was never asked."""
+    runner = pairs["llama-gqa"][1]
+    first = Engine(runner, num_blocks=14, block_size=3)
+    Engine(runner, num_blocks=14, block_size=3)
+    calls = {
+        "generate": lambda: first.generate([1, 2, 3]),
+        "stream": lambda: list(first.stream([1, 2, 3])),
+        "beam_search": lambda: beam_search(first, [1, 2, 3], 2, 2),
+    }
+    with pytest.raises(EngineClosed, match="another engine was made with it since"):
+        calls[ask]()
+    assert first.unfinished == []
+    first.check()
+
+
+def test_copies_of_an_engine_whose_runner_was_taken_touch_no_block(pairs: Pairs) -> None:
+    runner = pairs["llama-gqa"][1]
+    first = Engine(runner, num_blocks=14, block_size=3)
+    first.add([1, 2, 3, 4], SamplingParams(n=2, seed=1, max_tokens=4, ignore_eos=True))
+    first.step()
+    Engine(runner, num_blocks=14, block_size=3)
+    runner.store.data.normal_()
+    kept, before = runner.store.data.clone(), first.counters.copied_blocks
+    with pytest.raises(EngineClosed):
+        first.step()
+    assert first.counters.copied_blocks > before, "the step was to copy a block"
+    assert torch.equal(runner.store.data, kept)
 
 
 def test_what_cannot_be_run_is_refused(pairs: Pairs) -> None:

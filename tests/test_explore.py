@@ -357,15 +357,15 @@ def test_lanes_and_bars_agree_with_the_engines_own_account(swap: int, unit: str)
         assert first.length("waiting") == waited
         ends = [lanes[s.name].finished for s in request.sequences]
         assert max(end for end in ends if end is not None) == request.times.last_token
-        lost = sum(lanes[s.name].count("preempted") for s in request.sequences)
-        moved = sum(lanes[s.name].count("swapped") for s in request.sequences)
+        lost = sum(lanes[s.name].preempted for s in request.sequences)
+        moved = sum(lanes[s.name].swapped for s in request.sequences)
         assert lost + moved == request.num_preemptions
         for sequence in request.sequences:
             spans = lanes[sequence.name].spans
             assert all(a.stop <= b.start for a, b in pairwise(spans))
     both = engine.counters.preemptions_by_recompute, engine.counters.preemptions_by_swap
-    kinds = [sum(lane.count(kind) for lane in run.lanes) for kind in ("preempted", "swapped")]
-    assert (*kinds,) == both
+    kinds = sum(lane.preempted for lane in run.lanes), sum(lane.swapped for lane in run.lanes)
+    assert kinds == both
     assert max(both) > 0
     siblings = [lane.name for lane in run.lanes if lane.name.startswith("r1/")]
     place = [lane.name for lane in run.lanes].index("r1/0")
@@ -374,6 +374,27 @@ def test_lanes_and_bars_agree_with_the_engines_own_account(swap: int, unit: str)
     check_layout(root)
     drawn = [hover(e) for e in root.iter(f"{SVG}g") if e.get("class") == "lane"]
     assert [said.split(":")[0] for said in drawn] == [lane.name for lane in run.lanes]
+
+
+def test_a_victim_that_comes_back_in_the_same_step_is_counted_too() -> None:
+    """What it computed is still in the prefix cache; its lane has no span of length 0."""
+    trace = Trace(Header(block_size=4, num_blocks=12))
+    engine = Engine(ShadowRunner(), num_blocks=12, block_size=4, sink=trace)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    engine.generate([[number % 3, 1, 2, 3, 4] for number in range(8)], params)
+    run, counted = timeline(trace), engine.counters.preemptions_by_recompute
+    spans = sum(span.kind == "preempted" for lane in run.lanes for span in lane.spans)
+    assert spans < counted
+    assert sum(lane.preempted for lane in run.lanes) == counted
+    assert f"; pre-empted {counted} times." in draw_timeline(run).description
+
+
+def test_events_are_no_picture_yet() -> None:
+    _, trace, _ = served(num_requests=2)
+    assert timeline(trace) == timeline(trace.events)
+    for wrong in (trace, trace.events, {"a run": trace.events}, None):
+        with pytest.raises(TypeError, match=r"make one with timeline\(events\)"):
+            draw_timeline(wrong)
 
 
 def test_static_batching_computes_for_those_that_have_finished() -> None:

@@ -216,6 +216,8 @@ POOL = "need 5 blocks of 2 slots, the pool has 4"
         ([7], GREEDY, ValueError, "token id 7 is not in the vocabulary, 0 to 6"),
         ([1, -1, 1], GREEDY, ValueError, "token id -1 is not in the vocabulary, 0 to 6"),
         ([1.5], GREEDY, TypeError, r"token ids are whole numbers, got \[1.5\]"),
+        (["a", "b"], GREEDY, TypeError, r"add and stream take one prompt, .*, got \['a', 'b'\]"),
+        ([[1], [2]], GREEDY, TypeError, "add and stream take one prompt, generate takes several"),
         (b"\1\2", GREEDY, TypeError, "text.* token ids.*, got b'"),
         ({1, 2}, GREEDY, TypeError, r"text.* token ids.*, got \{1, 2\}"),
         (None, GREEDY, TypeError, "text.* token ids.*, got None"),
@@ -545,12 +547,12 @@ def test_prefix_hits_are_counted_exactly() -> None:
         (answer,) = engine.generate([asked], GREEDY)
         assert answer.num_cached_tokens == cached
         assert answer.outputs[0].token_ids == oracle(asked, GREEDY)
-    assert engine.counters.queried_tokens == 5 + 5 + 4 + 7 + 11 + 4
-    assert engine.counters.cached_tokens == 0 + 4 + 2 + 4 + 10 + 0
+    assert engine.counters.prefix_queried_tokens == 5 + 5 + 4 + 7 + 11 + 4
+    assert engine.counters.prefix_hit_tokens == 0 + 4 + 2 + 4 + 10 + 0
     plain = CheckedEngine(enable_prefix_caching=False)
     answers = plain.generate([prompt, prompt], GREEDY)
     assert [answer.num_cached_tokens for answer in answers] == [0, 0]
-    assert plain.counters.queried_tokens == 0
+    assert plain.counters.prefix_queried_tokens == 0
 
 
 def test_a_block_is_found_only_once_it_is_computed() -> None:
@@ -612,8 +614,8 @@ def test_b48_after_pre_emption_a_prompt_counts_as_cached_what_it_was_at_first() 
     assert [request.num_cached_tokens for request in requests] == [0, 0, 2]
     for request in requests:
         verify_answer(request)
-    assert engine.counters.cached_tokens > 0
-    assert engine.counters.cached_tokens < engine.counters.queried_tokens
+    assert engine.counters.prefix_hit_tokens > 0
+    assert engine.counters.prefix_hit_tokens < engine.counters.prefix_queried_tokens
 
 
 # --- pre-emption --------------------------------------------------------------------------------

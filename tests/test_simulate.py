@@ -210,8 +210,8 @@ def test_the_context_ends_a_request_early():
 
 def test_shared_prefixes_hit_and_others_never():
     apart = run(poisson(5.0, [(64, 40)] * 60), num_blocks=40)
-    assert apart.counters.queried_tokens > 0
-    assert apart.counters.cached_tokens <= 40 * apart.preemptions  # its own blocks, come back
+    assert apart.counters.prefix_queried_tokens > 0
+    assert apart.counters.prefix_hit_tokens <= 40 * apart.preemptions  # its own blocks, come back
     turns = [Arrival(float(n), 1100 + n, 4, (1, 2, 10 + n)) for n in range(5)]
     for block_size in (16, 512, 2000):
         done = run(Trace("shared", tuple(turns)), block_size=block_size)
@@ -231,7 +231,7 @@ def test_the_engine_hits_what_its_cache_alone_would():
     asked = sum(len(arrival.block_ids) for arrival in apart)
     hits = engine_hit_rate(trace, 300)
     assert 0.02 < hits < engine_hit_rate(trace, 10_000)
-    assert done.counters.cached_tokens == 512 * round(hits * asked)
+    assert done.counters.prefix_hit_tokens == 512 * round(hits * asked)
 
 
 def test_nothing_is_kept_of_a_finished_request_but_its_row():

@@ -104,7 +104,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.Abort:
         return 130
     except click.UsageError as error:
-        return _refuse(error.format_message() + _where_to_look(error))
+        return _refuse(_with_hint(error))
     except click.ClickException as error:
         return _refuse(error.format_message())
     except OSError as error:
@@ -116,10 +116,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return done if isinstance(done, int) else 0
 
 
-def _where_to_look(error: click.UsageError) -> str:
-    """Return where the right form stands, unless the message says what is wrong with a value."""
+def _with_hint(error: click.UsageError) -> str:
+    """Return the message, and where the right form stands unless a value is what is wrong."""
+    message = error.format_message()
     told = isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter)
-    return "" if told or error.ctx is None else f" See: {error.ctx.command_path} --help"
+    if told or error.ctx is None:
+        return message
+    stop = "" if message.endswith((".", "?", "!")) else "."
+    return f"{message}{stop} See: {error.ctx.command_path} --help"
 
 
 def _refuse(message: str) -> int:

@@ -151,6 +151,10 @@ def command(
         ignore_eos=ignore_eos,
     )
     runner = _load(checkpoint, device, dtype, attention, compiled)
+    if runner.tokenizer is None:
+        raise click.UsageError(
+            f"{checkpoint!r} has no tokenizer.json: save the tokenizer there too"
+        )
     log = _StepLog()
     engine = Engine(
         runner,

@@ -53,8 +53,8 @@ def values(run: Simulation, runner: RooflineRunner) -> dict[str, object]:
         "mean_pool_share": run.mean_pool_use,
         "peak_pool_share": run.peak_blocks / run.num_blocks,
         "preemptions": run.preemptions,
-        "prefix_queried_tokens": counters.queried_tokens,
-        "prefix_hit_tokens": counters.cached_tokens,
+        "prefix_queried_tokens": counters.prefix_queried_tokens,
+        "prefix_hit_tokens": counters.prefix_hit_tokens,
     }
 
 
@@ -84,8 +84,8 @@ def text(run: Simulation, runner: RooflineRunner) -> Iterator[str]:
     peak = run.peak_blocks / run.num_blocks
     yield f"pool {run.mean_pool_use:.1%} held on average, {peak:.1%} at most"
     yield f"{run.preemptions:,} pre-emptions"
-    if counters.queried_tokens:
-        found = f"{counters.cached_tokens:,} of {counters.queried_tokens:,} tokens found"
+    if counters.prefix_queried_tokens:
+        found = f"{counters.prefix_hit_tokens:,} of {counters.prefix_queried_tokens:,} tokens found"
         yield f"prefix cache: {found}, {run.prefix_hit_rate:.1%}"
     if run.refused:
         yield wrapped(f"{len(run.refused):,} requests refused; the first: {run.refusal}")

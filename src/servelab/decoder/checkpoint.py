@@ -73,6 +73,11 @@ class Checkpoint:
         ``OSError`` where a file is missing.
         """
         folder = Path(folder)
+        if not (folder / "config.json").is_file():
+            raise FileNotFoundError(
+                f"{str(folder)!r} is no folder with a config.json; "
+                "the bundled model is servelab.decoder.BUNDLED_CHECKPOINT"
+            )
         config = _json(folder / "config.json")
         family = config.get("model_type")
         if family not in FAMILIES:

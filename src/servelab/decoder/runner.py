@@ -28,7 +28,7 @@ from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder, dtype_of
 from servelab.decoder.sampler import Draws, sample
 from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import BlockTable, PoolShape
-from servelab.serving.plan import Plan, Row, RunnerLost, StepResult, Tokenizer
+from servelab.serving.plan import Plan, Row, RunnerLost, RunnerTaken, StepResult, Tokenizer
 from servelab.units import GiB, check_count
 
 _MAX_GRAPH_ROWS = 256  # of a decode step that is a CUDA graph; larger ones compute long enough
@@ -161,11 +161,13 @@ class TorchRunner:
     def execute(self, plan: Plan) -> StepResult:
         """Carry out one step.
 
-        Raises: ``ValueError`` for a token id that is not in the vocabulary, tables of another pool
-        than the last that was bound, and logits that are not finite; ``RunnerLost`` after a CUDA
-        fault.
+        Raises: ``ValueError`` for a token id that is not in the vocabulary, and logits that are not
+        finite; ``RunnerTaken`` for tables of another pool than the last that was bound, before
+        anything is written; ``RunnerLost`` after a CUDA fault.
         """
         start, store = perf_counter(), self.store
+        if plan.rows and _table_of(plan.rows[0]).pool.shape is not store.shape:
+            raise RunnerTaken("another engine was made with it since, and it serves the last one")
         try:
             with torch.inference_mode():
                 store.swap_out(plan.swap_out)
@@ -228,8 +230,6 @@ class TorchRunner:
         longest = max(contexts)
         width = self.store.shape.blocks_for(longest)
         held = [_table_of(row) for row in rows]
-        if held[0].pool.shape is not self.store.shape:
-            raise ValueError("the runner serves one engine, and another was made with it since")
         tables.begin([table.id for table in held], width)
         for (sequence, new, cached, samples), table in zip(rows, held, strict=True):
             own = table.slots(cached, cached + new)
@@ -250,22 +250,24 @@ class TorchRunner:
                     f"token id {token} is not in the vocabulary, 0 to {self.spec.vocab_size - 1}"
                 )
         starts = [0, *accumulate(new for new, _ in pairs)]
-        numbers = [tokens, positions, slots, table_rows, starts, contexts, last]
-        numbers += [tables.places, tables.blocks]
-        staged = upload(self.device, numbers)
-        tables.write(*staged[-2:])
+        per_token = [tokens, positions, slots]
+        per_row = [table_rows, starts, contexts, last]
+        sent = upload(self.device, [*per_token, *per_row, tables.places, tables.blocks])
+        new_tokens, new_positions, new_slots, *sent_rows, changed_places, changed_blocks = sent
+        of_table, query_starts, context_lens, last_places = sent_rows
+        tables.write(changed_places, changed_blocks)
         batch = StepBatch(
-            tokens=staged[0],
-            positions=staged[1],
-            slots=staged[2],
-            block_tables=tables.entries[:, :width].index_select(0, staged[3]),  # (R, W)
-            query_starts=staged[4].to(torch.int32),
-            context_lens=staged[5].to(torch.int32),
+            tokens=new_tokens,
+            positions=new_positions,
+            slots=new_slots,
+            block_tables=tables.entries[:, :width].index_select(0, of_table),  # (R, W)
+            query_starts=query_starts.to(torch.int32),
+            context_lens=context_lens.to(torch.int32),
             rows=pairs,
             max_new_tokens=max(new for new, _ in pairs),
             max_context_len=longest,
         )
-        return batch, staged[6], draws
+        return batch, last_places, draws
 
     def _check_device(self, error: Exception) -> None:
         """Raise ``RunnerLost`` where an error has left the device unusable."""

@@ -109,10 +109,10 @@ class DeviceTables:
             slots = table.slots(0, first_new + len(slots))
             row, begin, first_new = self._free.pop(), 0, 0
         # One slot of each block: the first, and then where the next blocks begin.
-        heads = [slots[0], *slots[size - first_new % size :: size]]
-        end = begin + len(heads)
+        firsts = [slots[0], *slots[size - first_new % size :: size]]
+        end = begin + len(firsts)
         self.places.extend(range(row * width + begin, row * width + max(end, stale)))
-        self.blocks.extend([slot // size for slot in heads])
+        self.blocks.extend([slot // size for slot in firsts])
         self.blocks.extend([NULL_BLOCK] * (stale - end))
         self._rows[table.id] = row, end
         return row

@@ -1,20 +1,19 @@
 """Pictures as SVG text, from the state of a pool and the events of a run; standard library only.
 
-An engine, or a pool, gives each event to its sink. ``timeline`` reads them, ``draw_timeline``
-draws what it read; a notebook shows the picture, and as it is a string, a file can hold it.
-``Trace`` is a sink that also gives the state after each event, for the other pictures; its
-``events`` are the same.
+An engine tells its ``sink`` what happens. A list keeps it, or a `Trace`, which can be stored and
+moved through. A picture is text that a notebook shows, and a browser as a file:
 
 >>> from servelab import hardware, models
->>> from servelab.serving import Engine, RooflineRunner
+>>> from servelab.serving import Engine, RooflineRunner, SamplingParams
 >>> events = []
 >>> runner = RooflineRunner(models.get("qwen3-8b"), hardware.get("h100-sxm-80gb"))
->>> answers = Engine(runner, num_blocks=20, sink=events.append).generate([[1] * 40, [2, 3]])
+>>> engine = Engine(runner, num_blocks=20, sink=events.append)
+>>> answers = engine.generate([[1, 2, 3], [4, 5]], SamplingParams(max_tokens=4))
 >>> picture = draw_timeline(timeline(events))
 >>> picture
-Timeline. 2 sequences, 16 steps, 72 tokens computed (42 prefill, 30 decode). 0/0: prefill 1 step ...
->>> picture[:4]  # Path("run.svg").write_text(picture) keeps it
-'<svg'
+Timeline. 2 sequences, 4 steps, 11 tokens computed (5 prefill, 6 decode). 0/0: ...
+
+``Path("run.svg").write_text(picture, encoding="utf-8")`` stores it.
 """
 
 from servelab.explore.gantt import draw_timeline

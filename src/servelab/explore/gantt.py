@@ -55,12 +55,18 @@ def draw_timeline(timelines: Timeline | Mapping[str, Timeline], title: str = "Ti
 
     Parameters: ``timelines`` of one unit.
     Returns: the picture; its description says what happened to each sequence.
-    Raises: ``ValueError`` for timelines of different units.
+    Raises: ``TypeError`` for anything else, events among it; ``ValueError`` for timelines of
+    different units.
 
     >>> draw_timeline(Timeline("steps", (), ()))
     Timeline. 0 sequences, 0 steps, 0 tokens computed.
     """
-    named = {"": timelines} if isinstance(timelines, Timeline) else dict(timelines)
+    named = timelines if isinstance(timelines, Mapping) else {"": timelines}
+    for each in named.values():
+        if not isinstance(each, Timeline):
+            raise TypeError(
+                f"a timeline is drawn, got {each!r:.80}: make one with timeline(events)"
+            )
     units = sorted({each.unit for each in named.values()})
     if len(units) > 1:
         raise ValueError(f"timelines share one unit, these have {' and '.join(units)}")
@@ -92,9 +98,13 @@ def summary(run: Timeline) -> str:
     said += f" ({', '.join(parts)})" if parts else ""
     if run.budget is not None:
         said += f" of {run.budget * len(run.bars):,} that the budget allows"
-    for kind in ("preempted", "swapped"):
-        if times := sum(lane.count(kind) for lane in run.lanes):
-            said += f"; {_NAMES[kind]} {'once' if times == 1 else f'{times:,} times'}"
+    preempted, swapped = (
+        sum(lane.preempted for lane in run.lanes),
+        sum(lane.swapped for lane in run.lanes),
+    )
+    for name, times in (("pre-empted", preempted), ("swapped out", swapped)):
+        if times:
+            said += f"; {name} {'once' if times == 1 else f'{times:,} times'}"
     return said + "."
 
 

@@ -60,13 +60,19 @@ class Bar(NamedTuple):
 
 @dataclass
 class Lane:
-    """One sequence: its spans in order, when it ``began`` and ``finished`` (None: not yet), why."""
+    """One sequence: its spans in order, when it ``began`` and ``finished`` (None: not yet), why.
+
+    ``preempted`` and ``swapped`` count how often it lost its blocks, to be computed again or to the
+    CPU. There may be fewer such spans: a victim can come back in the step that it was taken from.
+    """
 
     name: str
     began: float
     spans: list[Span] = field(default_factory=list)
     finished: float | None = None
     reason: str | None = None
+    preempted: int = 0
+    swapped: int = 0
 
     def add(self, span: Span) -> None:
         """Append a span, joined with the last one where it goes on."""
@@ -79,10 +85,6 @@ class Lane:
     def length(self, kind: Kind) -> float:
         """Return how long it spent in spans of a kind."""
         return sum(span.stop - span.start for span in self.spans if span.kind == kind)
-
-    def count(self, kind: Kind) -> int:
-        """Return the number of spans of a kind."""
-        return sum(span.kind == kind for span in self.spans)
 
 
 @dataclass(frozen=True)
@@ -170,8 +172,10 @@ class _Reading:
             self._close(event.sequence)
         elif isinstance(event, Preempted):
             self._close(event.sequence)
-            kind: Kind = "swapped" if event.mode == "swap" else "preempted"
-            self._open[event.sequence] = (kind, self.now)
+            lane, swapped = self._lane(event.sequence), event.mode == "swap"
+            lane.swapped += swapped
+            lane.preempted += not swapped
+            self._open[event.sequence] = ("swapped" if swapped else "preempted", self.now)
         elif isinstance(event, Finished):
             self._close(event.sequence)
             lane = self._lane(event.sequence)

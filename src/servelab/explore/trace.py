@@ -97,6 +97,10 @@ class Trace:
         """Record one event."""
         self.events.append(event)
 
+    def __iter__(self) -> Iterator[RunEvent]:
+        """Return the events in order: ``timeline(trace)`` and whatever else reads events."""
+        return iter(self.events)
+
     # --- states ---------------------------------------------------------------------------------
 
     def state_at(self, position: int) -> RunState:

@@ -157,6 +157,7 @@ class BlockTable:
         return [slot(blocks[place // size], place % size) for place in range(start, stop)]
 
     def _must_copy(self) -> bool:
+        """Return whether the next token goes into a block that others read: copy on write."""
         return self.num_tokens % self.pool.block_size != 0 and self.pool.is_read_elsewhere(
             self._blocks[-1]
         )

@@ -8,7 +8,15 @@ saturation, fragmentation, sharing, hits.
 from servelab.serving.beam import beam_search
 from servelab.serving.engine import Engine, EngineClosed
 from servelab.serving.params import SamplingParams, uniform
-from servelab.serving.plan import Plan, Row, Runner, RunnerLost, StepResult, Tokenizer
+from servelab.serving.plan import (
+    Plan,
+    Row,
+    Runner,
+    RunnerLost,
+    RunnerTaken,
+    StepResult,
+    Tokenizer,
+)
 from servelab.serving.request import (
     CompletionOutput,
     Request,
@@ -36,6 +44,7 @@ __all__ = [
     "Row",
     "Runner",
     "RunnerLost",
+    "RunnerTaken",
     "SamplingParams",
     "Sequence",
     "Served",

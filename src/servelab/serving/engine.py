@@ -21,7 +21,7 @@ from servelab.serving.commit import check_result, commit
 from servelab.serving.events import Planned, Stepped, Submitted
 from servelab.serving.limits import Limits, Prompt, fitting_blocks
 from servelab.serving.params import SamplingParams, check_seed, request_seed
-from servelab.serving.plan import Plan, Runner, RunnerLost
+from servelab.serving.plan import Plan, Runner, RunnerLost, RunnerTaken
 from servelab.serving.request import Accepted, FinishReason, Request, RequestOutput, Sequence, State
 from servelab.serving.scheduler import Counters, Scheduler, Sink, table_of
 from servelab.units import check_count, check_flag, check_number, check_positive
@@ -30,13 +30,14 @@ _COMMON: Mapping[str, str] = MappingProxyType({})
 
 
 class EngineClosed(RuntimeError):
-    """The engine's device is gone, or its bookkeeping half done; make another engine."""
+    """The engine's runner is gone or taken, or its bookkeeping half done; make another engine."""
 
 
 class Engine:
     """A continuous-batching engine over a paged KV cache.
 
-    Parameters: ``runner`` that executes steps; ``num_blocks`` of the pool, null block included
+    Parameters: ``runner`` that executes steps, and serves the engine made with it last only (it has
+    one cache); ``num_blocks`` of the pool, null block included
     (None: as many as the runner's memory holds); ``block_size`` slots each;
     ``gpu_memory_utilization`` share of the device's memory to use, then; ``max_num_batched_tokens``
     and ``max_num_seqs`` of one step; ``enable_prefix_caching``; ``num_swap_blocks`` on the CPU for
@@ -207,8 +208,8 @@ class Engine:
         Where the runner raises, the requests of the step finish as "error", with the message, and
         release what they held; all others go on. Where anything else raises, a sink or an interrupt
         (Ctrl-C), nobody knows which block holds what: the engine closes, and forgets its requests.
-        Raises: ``EngineClosed`` once the runner is lost, or a step has been left in the middle;
-        ``RuntimeError`` in the middle of a step.
+        Raises: ``EngineClosed`` once the runner is lost, or a step has been left in the middle, and
+        at once where another engine has taken the runner; ``RuntimeError`` in the middle of a step.
         """
         self._check_open()
         if self._in_step:
@@ -248,6 +249,8 @@ class Engine:
             raise
         if fault is not None and not isinstance(fault, Exception):
             raise fault
+        if isinstance(fault, RunnerTaken):  # the caller's mistake: no answer could say it as well
+            raise EngineClosed(self._closed) from fault
         return [self.output(request) for request in ended]
 
     def _fail(self, plan: Plan, error: BaseException) -> list[Request]:

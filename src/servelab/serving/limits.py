@@ -97,6 +97,9 @@ class Limits:
         try:
             token_ids = tuple(map(whole, prompt))
         except TypeError as error:
+            if any(map(_in_order, prompt)):
+                hint = "add and stream take one prompt, generate takes several"
+                raise TypeError(f"{hint}, got {prompt!r:.80}") from error
             raise TypeError(f"token ids are whole numbers, got {prompt!r:.80}") from error
         if not token_ids:
             raise ValueError("a prompt needs at least one token, got none")

@@ -25,8 +25,9 @@ class Row(NamedTuple):
 
     The tokens are ``sequence.token_ids[cached_tokens:cached_tokens + new_tokens]``; their keys and
     values go to the same positions of ``sequence.table``, which names blocks for all of them.
-    ``samples`` holds one uniform number for each token to draw behind the last of them: none for a
-    chunk of a prompt that is not its last, ``n`` where a prompt ends and ``n`` sequences begin.
+    ``samples`` are no tokens but uniform numbers (`servelab.serving.uniform`), one for each token
+    to draw behind the last of them: none for a chunk of a prompt that is not its last, ``n`` where
+    a prompt ends and ``n`` sequences begin.
     """
 
     sequence: Sequence
@@ -104,17 +105,22 @@ class Runner(Protocol):
     def bind(self, shape: PoolShape, num_swap_blocks: int = 0) -> None:
         """Make room for a pool of this shape, and for ``num_swap_blocks`` on the CPU.
 
-        An engine calls it once. Blocks of either pool are numbered from 0, the null block.
+        An engine calls it once; the last one to call it is served. Blocks of either pool are
+        numbered from 0, the null block.
         Raises: ``ValueError`` for a pool it cannot address, ``MemoryError`` for one too large.
         """
 
     def execute(self, plan: Plan) -> StepResult:
         """Carry out one step.
 
-        Raises: ``RunnerLost`` where no further step is possible; anything else costs only the
-        requests of this step.
+        Raises: ``RunnerLost`` where no further step is possible (``RunnerTaken``: nor ever for this
+        engine); anything else costs only the requests of this step.
         """
 
 
 class RunnerLost(RuntimeError):
     """The device is gone (a CUDA fault, say): whatever its pool held is lost."""
+
+
+class RunnerTaken(RunnerLost):
+    """Another engine was made with the runner since: a mistake of who made it, not a fault."""

@@ -40,14 +40,15 @@ Sink = Callable[[EngineEvent | Event], None]
 class Counters:
     """What the scheduler has done since the engine was made.
 
-    Parameters: ``computed_tokens`` in rows; ``cached_tokens`` found by the prefix cache instead;
-    ``queried_tokens`` for which it was asked; ``generated_tokens``; ``copied_blocks`` on write.
+    Parameters: ``computed_tokens`` in rows; ``prefix_queried_tokens`` for which the prefix cache
+    was asked, ``prefix_hit_tokens`` that it held (re-admissions after a pre-emption count again);
+    ``generated_tokens``; ``copied_blocks`` on write.
     """
 
     steps: int = 0
     computed_tokens: int = 0
-    queried_tokens: int = 0
-    cached_tokens: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
     generated_tokens: int = 0
     copied_blocks: int = 0
     swapped_out_blocks: int = 0
@@ -104,7 +105,9 @@ class Scheduler:
         plan = Plan()
         self.swapped_out = []
         # Nothing is swapped out and in again in one step: what a victim would need is more than
-        # what the others have left of its blocks.
+        # what the others have left of its blocks. A victim that is recomputed can come back at
+        # once: what it computed is still in the prefix cache, and blocks that others hold too cost
+        # it nothing.
         budget = self._admit(plan, self._continue_running(plan))
         while self.waiting and self.running and not plan.rows:  # all that have blocks are held
             self._preempt(plan)
@@ -152,7 +155,8 @@ class Scheduler:
         if not self.waiting:
             return budget
         seats = self.max_num_seqs - sum(sequence.seats for sequence in self.running)
-        # Nobody is owed blocks: a prompt under way takes the whole budget, until it is computed.
+        # No blocks are set aside for the rest of a half-computed prompt: it takes all of every
+        # step's budget, so nobody is admitted beside it until it is done.
         while budget and self.waiting and self.waiting[0].seats <= seats:
             sequence, room = self.waiting[0], self.pool.num_free
             # Asked again only when the room has changed: a lookup in the prefix cache is dear.
@@ -187,8 +191,8 @@ class Scheduler:
         table.append(new, hit)
         sequence.table, sequence.num_computed_tokens = table, cached
         if hit is not None:
-            self.counters.queried_tokens += len(tokens)
-            self.counters.cached_tokens += cached
+            self.counters.prefix_queried_tokens += len(tokens)
+            self.counters.prefix_hit_tokens += cached
         return new
 
     def _swap_in(self, sequence: Sequence, budget: int, room: int, plan: Plan) -> int:
@@ -205,8 +209,10 @@ class Scheduler:
     # --- pre-emption ----------------------------------------------------------------------------
 
     def _preempt(self, plan: Plan) -> Sequence:
-        """Take the blocks of the youngest that is held, if there is one, else of the youngest.
+        """Take the blocks of one sequence.
 
+        It is the youngest that waits for its driver (``State.HELD``: beam search), if there is one;
+        else the youngest that runs: the last of ``running``, which is in order of arrival.
         Nothing that could run may wait for one that does not: a sequence that waits for its driver
         gives its blocks up first. It stays held; what continues it is computed anew.
         """

@@ -137,8 +137,8 @@ class Simulation:
 
         A sequence that lost its blocks is looked up again when it comes back.
         """
-        queried = self.counters.queried_tokens
-        return self.counters.cached_tokens / queried if queried else 0.0
+        queried = self.counters.prefix_queried_tokens
+        return self.counters.prefix_hit_tokens / queried if queried else 0.0
 
     @property
     def mean_pool_use(self) -> float:
