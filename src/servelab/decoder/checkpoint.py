@@ -29,7 +29,7 @@ from servelab.models import ModelSpec, UnsupportedConfig
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-#: The small model that comes with the package; its README says how it was made.
+# The small model that comes with the package; its README says how it was made.
 BUNDLED_CHECKPOINT = Path(str(resources.files("servelab"))) / "data/checkpoint"
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

@@ -26,10 +26,10 @@ from servelab.decoder.attention import StepBatch
 from servelab.paging import NULL_BLOCK
 from servelab.units import check_count
 
-#: The answer of a step: tensors with one entry per row.
+# The answer of a step: tensors with one entry per row.
 Outputs = tuple[Tensor, ...]
 Work = Callable[[], Outputs]
-#: Records some work, and returns what repeats it with whatever its inputs contain by then.
+# Records some work, and returns what repeats it with whatever its inputs contain by then.
 Capture = Callable[[Work], Work]
 
 WARMUP_STEPS = 2  # before a capture: kernels are compiled, libraries reserve their memory

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from servelab.units import check_count, check_positive
 
-#: Cosines and signed sines of the angles, each (T, 1, d); see ``rotate``.
+# Cosines and signed sines of the angles, each (T, 1, d); see ``rotate``.
 Rotation = tuple[Tensor, Tensor]
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from servelab.serving.events import Admitted, EngineEvent, Finished, Planned, Stepped, Submitted
 from servelab.units import check_count, check_fields, check_number
 
-#: The time of a step from its (new tokens, cached tokens) per sequence.
+# The time of a step from its (new tokens, cached tokens) per sequence.
 Pricer = Callable[[list[tuple[int, int]]], float]
 
 

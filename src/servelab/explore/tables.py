@@ -42,7 +42,7 @@ from servelab.explore.svg import (
 )
 from servelab.paging import BlockPool, PoolState
 
-#: What a prefix key stands for: the key of the prefix before it, and the tokens of its block.
+# What a prefix key stands for: the key of the prefix before it, and the tokens of its block.
 Prefixes = Mapping[str, tuple[str, tuple[int, ...]]]
 
 _PITCH, _ROW = 28.0, 22.0  # of the chips that stand for blocks
