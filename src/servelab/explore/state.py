@@ -16,13 +16,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from servelab.paging import Event, PoolState
-from servelab.paging.events import (
-    CachedChanged,
-    EntryChanged,
-    EpochChanged,
-    LengthChanged,
-    RefChanged,
-)
 from servelab.serving import State
 from servelab.serving.events import (
     Admitted,
@@ -36,7 +29,6 @@ from servelab.serving.events import (
     SwapPoolChanged,
 )
 
-PoolEvent = RefChanged | EntryChanged | LengthChanged | CachedChanged | EpochChanged
 RunEvent = Event | EngineEvent
 
 
@@ -147,7 +139,7 @@ class Move:
         Raises: ``ValueError`` for an event about a sequence that was never submitted.
         """
         clock = state.steps, state.seconds
-        if isinstance(event, PoolEvent):
+        if isinstance(event, Event):
             return cls(device=event)
         if isinstance(event, SwapPoolChanged):
             return cls(host=event.change)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from servelab.explore.pool import NO_NAMES, counted, name_of
-from servelab.explore.state import PoolEvent, RunEvent, RunState
+from servelab.explore.state import RunEvent, RunState
 from servelab.explore.trace import Trace
 from servelab.paging import Event, PoolState
 from servelab.paging.events import (
@@ -103,7 +103,7 @@ def say_event(
     >>> say_event(EntryChanged(table=2, index=0, old=1, new=2), state, {2: "r2"})
     'r2 writes into block 1, shared by 2: copied to block 2'
     """
-    if isinstance(event, PoolEvent):
+    if isinstance(event, Event):
         return _say_change(event, before.device, names)
     if isinstance(event, SwapPoolChanged):
         return "on the CPU: " + _say_change(event.change, before.host, host_names)
