@@ -4,11 +4,12 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from servelab import measure
+from servelab import measure, roofline
 from servelab.cli import main
 from servelab.decoder import BUNDLED_CHECKPOINT, TorchRunner
 from servelab.serving import Engine, SamplingParams
@@ -70,7 +71,29 @@ def test_samples_are_the_engines_and_figures_add_up(run: Run, engine: Engine) ->
     assert told["generated_tokens_per_second"] * told["seconds"] == pytest.approx(
         told["generated_tokens"]
     )
-    assert told["fraction_of_roof"] > 0
+
+
+def test_the_fraction_is_the_bound_of_the_steps_over_their_time(
+    run: Run, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute = TorchRunner.execute
+    monkeypatch.setattr(
+        TorchRunner, "execute", lambda self, plan: replace(execute(self, plan), seconds=0.001)
+    )
+    told = json.loads(
+        run(
+            f'generate stories --prompt "{PROMPT}" --max-tokens 4 --ignore-eos '
+            "--dtype fp32 --device cpu --json"
+        )[1]
+    )
+    length, chip = told["prompt_tokens"], measure.load_records()[0].as_accelerator()
+    steps = [(length, 0), *((1, length + done) for done in range(3))]
+    costs = [
+        roofline.step_cost(engine.runner.spec, [step], "last", "fp32", "fp32", "fp32")
+        for step in steps
+    ]
+    bound = sum(roofline.time_bound(cost, chip, "fp32").seconds for cost in costs)
+    assert told["fraction_of_roof"] == pytest.approx(bound / 0.004)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +106,7 @@ def test_samples_are_the_engines_and_figures_add_up(run: Run, engine: Engine) ->
         ("stories --prompt x --top-p 0", "must be a probability, above 0 and at most 1, got '0'"),
         ("stories --prompt x --stream --n 2", "--stream prints one sample of one prompt"),
         ("stories --prompt x --device quark", "quark"),
-        ("stories --prompt x --num-blocks 2 --max-tokens 99 --device cpu", "the pool has 1"),
+        ("stories --prompt x --num-gpu-blocks 2 --max-tokens 99 --device cpu", "the pool has 1"),
         ("stories --prompt x --max-tokens 0", "at least 1"),
     ],
 )

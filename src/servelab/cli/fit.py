@@ -23,15 +23,7 @@ from servelab.units import format_bytes, format_seconds
 )
 @options.config_argument
 @options.chip_option
-@click.option(
-    "--util",
-    "--gpu-memory-utilization",
-    "utilization",
-    type=options.SHARE,
-    default=0.9,
-    show_default=True,
-    help="Share of the memory that the engine may use (TensorRT-LLM: of what is free).",
-)
+@options.utilization_option
 @click.option(
     "--max-model-len",
     type=options.TOKENS,

@@ -95,20 +95,16 @@ TOP_P = options.Parsed("probability", _top_p)
 @click.option(
     "--compile", "compiled", is_flag=True, help="Compile the decode step on a CPU (a minute)."
 )
+@options.block_size_option
+@options.num_blocks_option
+@options.utilization_option
 @click.option(
-    "--block-size", type=options.COUNT, default=16, show_default=True, help="Tokens per block."
-)
-@click.option(
-    "--num-blocks", type=options.COUNT, help="Of the pool, and one.  [default: what memory holds]"
-)
-@click.option(
-    "--gpu-memory-utilization",
-    type=options.SHARE,
-    default=0.9,
+    "--enable-prefix-caching/--no-enable-prefix-caching",
+    "prefix_caching",
+    default=True,
     show_default=True,
-    help="Share of the memory, where blocks are not given.",
+    help="Compute what prompts share once.",
 )
-@click.option("--no-prefix-caching", is_flag=True, help="Compute every prompt to its start.")
 @options.json_option
 def command(
     checkpoint: str,
@@ -127,8 +123,8 @@ def command(
     compiled: bool,
     block_size: int,
     num_blocks: int | None,
-    gpu_memory_utilization: float,
-    no_prefix_caching: bool,
+    utilization: float,
+    prefix_caching: bool,
     as_json: bool,
 ) -> None:
     """Continue prompts with a checkpoint's model.
@@ -160,8 +156,8 @@ def command(
         runner,
         num_blocks=num_blocks,
         block_size=block_size,
-        gpu_memory_utilization=gpu_memory_utilization,
-        enable_prefix_caching=not no_prefix_caching,
+        gpu_memory_utilization=utilization,
+        enable_prefix_caching=prefix_caching,
         sink=log,
     )
     began = time.perf_counter()
@@ -296,7 +292,12 @@ def _fraction_of_roof(engine: Engine, log: _StepLog) -> float | None:
     bound = sum(
         roofline.time_bound(
             roofline.step_cost(
-                engine.runner.spec, pairs, logits=drawn, weight_dtype=dtype, kv_dtype=dtype
+                engine.runner.spec,
+                pairs,
+                logits=drawn,
+                weight_dtype=dtype,
+                kv_dtype=dtype,
+                activation_dtype=dtype,
             ),
             chip,
             dtype,

@@ -280,6 +280,32 @@ pp_option = click.option(
     show_default=True,
     help="Stages that share the layers.",
 )
+utilization_option = click.option(
+    "--util",
+    "--gpu-memory-utilization",
+    "utilization",
+    type=SHARE,
+    default=0.9,
+    show_default=True,
+    help="Share of the memory that the engine may use (TensorRT-LLM: of what is free).",
+)
+prompt_option = click.option(
+    "--prompt", type=TOKENS, default=1024, show_default=True, help="Tokens of each prompt."
+)
+output_option = click.option(
+    "--output", type=TOKENS, default=256, show_default=True, help="Tokens of each answer."
+)
+block_size_option = click.option(
+    "--block-size", type=COUNT, default=16, show_default=True, help="Tokens per block."
+)
+num_blocks_option = click.option(
+    "--num-gpu-blocks",
+    "--num-gpu-blocks-override",
+    "num_blocks",
+    type=TOKENS,
+    metavar="N",
+    help="Blocks of the pool, null block included.  [default: what the memory holds]",
+)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON: every key with its unit."
 )

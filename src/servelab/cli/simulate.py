@@ -69,20 +69,8 @@ def _rate(text: str) -> float:
 @click.option(
     "--requests", type=options.COUNT, help="Of the trace only so many; needed without one."
 )
-@click.option(
-    "--prompt",
-    type=options.TOKENS,
-    default=1024,
-    show_default=True,
-    help="Tokens of each prompt, without a trace.",
-)
-@click.option(
-    "--output",
-    type=options.TOKENS,
-    default=256,
-    show_default=True,
-    help="Tokens of each answer, without a trace.",
-)
+@options.prompt_option
+@options.output_option
 @click.option(
     "--lengths",
     type=click.Choice(("equal", "sharegpt")),
@@ -97,15 +85,7 @@ def _rate(text: str) -> float:
     show_default=True,
     help="Of random times and lengths.",
 )
-@click.option(
-    "--util",
-    "--gpu-memory-utilization",
-    "utilization",
-    type=options.SHARE,
-    default=0.9,
-    show_default=True,
-    help="Share of the memory that the engine may use.",
-)
+@options.utilization_option
 @click.option(
     "--reserve",
     "reserve_bytes",
@@ -114,15 +94,8 @@ def _rate(text: str) -> float:
     metavar="SIZE",
     help="Activations, graphs and the rest: 2GiB.  [default: nothing]",
 )
-@click.option("--block-size", type=options.COUNT, default=16, show_default=True)
-@click.option(
-    "--num-gpu-blocks",
-    "--num-gpu-blocks-override",
-    "num_blocks",
-    type=options.TOKENS,
-    metavar="N",
-    help="Blocks of the pool.  [default: what the memory holds]",
-)
+@options.block_size_option
+@options.num_blocks_option
 @click.option("--max-num-seqs", type=options.COUNT, default=256, show_default=True)
 @click.option("--max-num-batched-tokens", type=options.TOKENS, default=2048, show_default=True)
 @click.option(
@@ -188,8 +161,8 @@ def command(
 ) -> int:
     """A service on a simulated clock: latencies, throughput, memory.
 
-    The engine's own scheduler and block pool serve a trace, or requests at random times, on
-    one device. A step takes its bound, one operator after another at the peaks of the data sheet,
+    The engine's own scheduler and block pool serve a trace or, without one, --requests of --prompt
+    and --output tokens at random times, on one device. A step takes its bound, one operator after another at the peaks of the data sheet,
     unless --efficiency and --overhead say more. Ctrl-C prints what is done so far.
     """
     if weight_dtype is None and spec.published_weight_bits is not None:

@@ -37,20 +37,8 @@ _TERMS = {
 @click.option(
     "--batch", type=options.COUNT, default=1, show_default=True, help="Requests that run together."
 )
-@click.option(
-    "--prompt",
-    type=options.TOKENS,
-    default=1024,
-    show_default=True,
-    help="Tokens of each prompt.",
-)
-@click.option(
-    "--output",
-    type=options.TOKENS,
-    default=256,
-    show_default=True,
-    help="Tokens of each answer.",
-)
+@options.prompt_option
+@options.output_option
 @click.option(
     "--kv-dtype",
     "--kv-cache-dtype",
