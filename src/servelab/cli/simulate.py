@@ -162,8 +162,9 @@ def command(
     """A service on a simulated clock: latencies, throughput, memory.
 
     The engine's own scheduler and block pool serve a trace or, without one, --requests of --prompt
-    and --output tokens at random times, on one device. A step takes its bound, one operator after another at the peaks of the data sheet,
-    unless --efficiency and --overhead say more. Ctrl-C prints what is done so far.
+    and --output tokens at random times, on one device. A step takes its bound, one operator after
+    another at the peaks of the data sheet, unless --efficiency and --overhead say more. Ctrl-C
+    prints what is done so far.
     """
     if weight_dtype is None and spec.published_weight_bits is not None:
         raise click.UsageError(
