@@ -17,6 +17,7 @@ from servelab.roofline import step_cost, time_bound
 from servelab.serving import (
     Arrival,
     Engine,
+    EngineClosed,
     Plan,
     Request,
     RooflineRunner,
@@ -232,6 +233,14 @@ def test_the_engine_hits_what_its_cache_alone_would():
     hits = engine_hit_rate(trace, 300)
     assert 0.02 < hits < engine_hit_rate(trace, 10_000)
     assert done.counters.prefix_hit_tokens == 512 * round(hits * asked)
+
+
+def test_a_runner_prices_only_for_the_engine_made_with_it_last():
+    runner = RooflineRunner(SPEC, CHIP)
+    first, last = Engine(runner, num_blocks=9), Engine(runner, num_blocks=9, block_size=32)
+    with pytest.raises(EngineClosed, match="another engine was made with it since"):
+        first.generate(runner.new_prompt(5))
+    assert last.generate(runner.new_prompt(5))[0].error is None
 
 
 def test_nothing_is_kept_of_a_finished_request_but_its_row():

@@ -28,7 +28,7 @@ from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder, dtype_of
 from servelab.decoder.sampler import Draws, sample
 from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import BlockTable, PoolShape
-from servelab.serving.plan import Plan, Row, RunnerLost, RunnerTaken, StepResult, Tokenizer
+from servelab.serving.plan import Plan, Row, RunnerLost, StepResult, Tokenizer
 from servelab.units import GiB, check_count
 
 _MAX_GRAPH_ROWS = 256  # of a decode step that is a CUDA graph; larger ones compute long enough
@@ -166,8 +166,7 @@ class TorchRunner:
         anything is written; ``RunnerLost`` after a CUDA fault.
         """
         start, store = perf_counter(), self.store
-        if plan.rows and _table_of(plan.rows[0]).pool.shape is not store.shape:
-            raise RunnerTaken("another engine was made with it since, and it serves the last one")
+        plan.check_pool(store.shape)
         try:
             with torch.inference_mode():
                 store.swap_out(plan.swap_out)

@@ -54,6 +54,15 @@ class Plan:
         """Return (new tokens, cached tokens) of each row: what ``roofline.step_cost`` prices."""
         return [(row.new_tokens, row.cached_tokens) for row in self.rows]
 
+    def check_pool(self, shape: PoolShape) -> None:
+        """Raise ``RunnerTaken`` for a plan over another pool than that of the engine made last.
+
+        Parameters: ``shape`` that the runner was bound to last. Every runner asks this first.
+        """
+        for row in self.rows[:1]:
+            if row.sequence.table is not None and row.sequence.table.pool.shape is not shape:
+                raise RunnerTaken("another engine was made with it since, it serves the last one")
+
     @property
     def num_new_tokens(self) -> int:
         """Return the tokens that the step computes."""

@@ -76,6 +76,7 @@ class RooflineRunner:
         self.eos_token_ids: frozenset[int] = frozenset()
         self.reports_logprobs = False
         self._next_token = _FIRST_OWN_TOKEN
+        self._shape: PoolShape | None = None  # of the engine made last
         self._block_bytes = 0
 
     def new_prompt(self, num_tokens: int, shared: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -117,10 +118,15 @@ class RooflineRunner:
     def bind(self, shape: PoolShape, num_swap_blocks: int = 0) -> None:
         """Note the size of a block; there is nothing to make room for."""
         per_token = self.spec.kv_bytes_per_token(kv_dtype=self.kv_dtype, view="reserved")
-        self._block_bytes = shape.block_size * per_token
+        self._shape, self._block_bytes = shape, shape.block_size * per_token
 
     def execute(self, plan: Plan) -> StepResult:
-        """Return the step's time, and a new number for each token that it draws."""
+        """Return the step's time, and a new number for each token that it draws.
+
+        Raises: ``RunnerTaken`` where another engine was made with it since.
+        """
+        if self._shape is not None:
+            plan.check_pool(self._shape)
         rows = plan.rows
         singles = [cached for _, new, cached, _ in rows if new == 1]
         chunks = [(new, cached) for _, new, cached, _ in rows if new != 1]
