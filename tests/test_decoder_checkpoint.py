@@ -325,7 +325,7 @@ def test_a_prompt_is_neither_cut_nor_filled_up(copy: Path) -> None:
     [
         (["--prompt", "a\udcff"], "surrogates not allowed"),
         (
-            ["--prompt", "a", "--block-size", "65536", "--num-blocks", "65536"],
+            ["--prompt", "a", "--block-size", "65536", "--num-gpu-blocks", "65536"],
             "a pool of 65536",
         ),
         (["--prompt", "a", "--top-k", str(2**63)], "top_k must fit into 64 bits"),
