@@ -22,6 +22,7 @@ ROOMS: dict[str, set[str]] = {
     "paging": set(),
     "serving": set(),
     "explore": set(),
+    "live": set(),
     "decoder": {"torch", "numpy", "safetensors", "tokenizers", "triton"},
     "measure": {"torch", "numpy"},
     "plots": {"matplotlib", "numpy"},
