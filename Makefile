@@ -21,6 +21,7 @@ help: ## list these targets
 
 book: .venv/.stamp ## build the book into _build/html
 	@echo "==> Building the book"
+	@$(BIN)/python tools/live_assets.py
 	@$(BIN)/jupyter-book build --all -W -n --keep-going --quiet .
 	@echo "==> Built: open _build/html/index.html, or run: make serve"
 

@@ -5,6 +5,7 @@ Hooks, each for one thing that a setting in ``_config.yml`` cannot say:
 - theme options are added one by one, because setting ``html_theme_options`` there would replace
   all that Jupyter Book derives (repository and launch links);
 - scripts that the theme adds twice, and those that would be fetched from another host, are dropped;
+- the scripts of the live pages are loaded only by pages that hold a panel or a live cell;
 - the parts of a docstring (Parameters, Raises, Source) become paragraphs of their own;
 - a signature with a default made by a factory is written so that Sphinx can parse and link it;
 - the copied MathJax is cut down to what an HTML page with TeX can load.
@@ -24,6 +25,9 @@ DOCSTRING_PART = re.compile(r"(Models|Assumes|Ignores|Parameters|Fields|Returns|
 # Relative to the copied MathJax: TeX in, HTML and CSS out, the menu and its aids to accessibility.
 MATHJAX_KEPT = ("tex-chtml.js", "input/tex", "output/chtml/fonts", "ui", "a11y", "sre")
 
+# In the HTML of a page whose reader can ask Python something.
+LIVE_MARKS = ("<servelab-panel", "tag_live")
+
 
 def set_theme_options(app: Sphinx, config: Config) -> None:
     """Add our theme options; without a repository address, no link may point to one.
@@ -39,6 +43,20 @@ def set_theme_options(app: Sphinx, config: Config) -> None:
     if not has_address:
         options["launch_buttons"] = {}
         options.pop("repository_url", None)
+
+
+def add_live_scripts(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any
+) -> None:
+    """Let a page load the live scripts if something on it is live.
+
+    Jupyter Book adds every script below ``_static`` to every page, as a classic one.
+    """
+    scripts = context.get("script_files", [])
+    scripts[:] = [s for s in scripts if "/live/" not in str(getattr(s, "filename", s) or "")]
+    if any(mark in context.get("body", "") for mark in LIVE_MARKS):
+        app.add_js_file("live/live.js", type="module")
+        app.add_js_file("live/notice.js", loading_method="defer")
 
 
 def clean_scripts(
@@ -92,6 +110,7 @@ def prune_mathjax(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("config-inited", set_theme_options, priority=100)  # before the theme reads them
+    app.connect("html-page-context", add_live_scripts)
     app.connect("html-page-context", clean_scripts, priority=900)  # after every extension added its
     app.connect("autodoc-process-docstring", part_docstring)
     app.connect("autodoc-process-signature", name_factory)

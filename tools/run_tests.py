@@ -111,6 +111,8 @@ def notebooks() -> Counter[str]:
 
 
 def book() -> Counter[str]:
+    if subprocess.run([sys.executable, "tools/live_assets.py"], cwd=ROOT).returncode:
+        return Counter({"failed": 1})
     # From nothing: a page that is not read again would not repeat its warning.
     for folder in ("html", ".doctrees"):
         shutil.rmtree(ROOT / "_build" / folder, ignore_errors=True)

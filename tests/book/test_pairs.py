@@ -22,6 +22,7 @@ KNOWN_TAGS = {
     notebooks.IGNORED,
     notebooks.STDERR_ALLOWED,
     notebooks.RAISES,
+    "live",  # the reader can run it in the page
     "hide-input",
     "hide-output",
     "hide-cell",

@@ -3,6 +3,18 @@
 Standard library only: the same code runs in a notebook, in a test and in the reader's browser.
 """
 
+from servelab.live.page import PANELS, Page, panel
 from servelab.live.panel import Answer, Button, Choice, Field, Panel, Slider, Switch
 
-__all__ = ["Answer", "Button", "Choice", "Field", "Panel", "Slider", "Switch"]
+__all__ = [
+    "PANELS",
+    "Answer",
+    "Button",
+    "Choice",
+    "Field",
+    "Page",
+    "Panel",
+    "Slider",
+    "Switch",
+    "panel",
+]

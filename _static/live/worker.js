@@ -1,0 +1,35 @@
+// The page's Python: Pyodide with the book's package, in a worker of its own. It computes nothing
+// itself: a request is JSON text that goes to servelab.live.Page as it is, and so does the answer.
+const here = new URL("assets/", import.meta.url);
+
+const fetched = async (name) => {
+  const response = await fetch(new URL(name, here));
+  if (!response.ok) throw new Error(`${name}: ${response.status} ${response.statusText}`);
+  return response.arrayBuffer();
+};
+
+const start = async () => {
+  const wheel = fetched("servelab.whl"); // on its way while Python starts
+  const { loadPyodide } = await import(new URL("pyodide.mjs", here));
+  // No key of the reader's reaches input(): it ends at once.
+  const python = await loadPyodide({ indexURL: here.href, stdin: () => undefined });
+  postMessage({ stage: "reading the book's calculators" });
+  python.unpackArchive(await wheel, "wheel");
+  const page = python.pyimport("servelab.live").Page();
+  postMessage({ stage: "" });
+  return page;
+};
+
+const page = start();
+page.catch((error) => postMessage({ failed: String(error) }));
+
+onmessage = async ({ data: { id, request } }) => {
+  let answer;
+  try {
+    answer = (await page).ask(request);
+  } catch (error) {
+    postMessage({ failed: String(error) }); // Python itself has died, such as by a deep recursion
+    return;
+  }
+  postMessage({ id, answer });
+};

