@@ -63,7 +63,7 @@ class LogAxes:
             x, half = self.x(value), text_width(said, _SIZE) / 2
             body.append(rule(x, self.top, x, self.bottom))
             if x - half > taken:
-                body.append(text(x, self.bottom + 11, said, _SIZE, anchor="middle"))
+                body.append(text(x, self.bottom + 13, said, _SIZE, anchor="middle"))
                 taken = x + half + 3
         taken = math.inf
         for value, said in y_ticks:

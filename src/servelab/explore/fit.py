@@ -38,6 +38,15 @@ _MOST_SHOWN = 1.5  # a demand beyond this many devices is cut off, which is said
 WEIGHTS, RESERVE, CACHE, MISSING = OWNERS[0], OWNERS[3], OWNERS[2], OWNERS[1]
 
 
+def said_size(value: int, unit: str = "GiB") -> str:
+    """Return a size in a unit, with more digits where it is less than one of it.
+
+    >>> said_size(3 * 2**29), said_size(147456 * 128)
+    ('1.50 GiB', '0.0176 GiB')
+    """
+    return format_bytes(value, unit, 2 if abs(value) >= _unit_bytes(unit) else 4)
+
+
 def said_fit(left: Budget, sequence_bytes: int, users: int, unit: str = "GiB") -> list[str]:
     """Return the terms of a device's memory with ``users`` on it, each as a phrase.
 
@@ -47,7 +56,7 @@ def said_fit(left: Budget, sequence_bytes: int, users: int, unit: str = "GiB") -
     need, room = users * sequence_bytes, left.available_bytes
 
     def size(value: int) -> str:
-        return format_bytes(value, unit)
+        return said_size(value, unit)
 
     rest = f"left {size(room - need)}" if need <= room else f"missing {size(need - room)}"
     return [
@@ -96,13 +105,13 @@ def draw_fit(
     device, usable = _LEFT + left.device_bytes * scale, _LEFT + left.usable_bytes * scale
     body += box(_LEFT, 12, device - _LEFT, _BAR, heavy=True)
     body += rule(usable, 6, usable, 44, dashed=True)
-    body += text(usable - 2, 9, f"usable {format_bytes(left.usable_bytes, unit)}", 9, anchor="end")
-    body += text(device, 50, f"device {format_bytes(left.device_bytes, unit)}", 9, anchor="end")
+    body += text(usable - 2, 9, f"usable {said_size(left.usable_bytes, unit)}", 9, anchor="end")
+    body += text(device, 50, f"device {said_size(left.device_bytes, unit)}", 9, anchor="end")
     if need > end:
         body += text(_RIGHT, 9, "goes on", 9, anchor="end")
     words = (
-        f"Device {format_bytes(left.device_bytes, unit)}, "
-        f"usable {format_bytes(left.usable_bytes, unit)}: {', '.join(phrases)}."
+        f"Device {said_size(left.device_bytes, unit)}, "
+        f"usable {said_size(left.usable_bytes, unit)}: {', '.join(phrases)}."
     )
     missing = users * sequence_bytes > left.available_bytes
     colours = (WEIGHTS, RESERVE, CACHE, MISSING if missing else None, None)
@@ -153,7 +162,8 @@ def draw_growth(
     one = _unit_bytes(unit)
     y_low = 10.0 ** math.floor(math.log10(least / one * 0.99))
     y_high = 10.0 ** math.ceil(math.log10(most / one * 1.2))
-    x_low, x_high = lengths[0], lengths[-1] if len(lengths) > 1 else 2 * lengths[0]
+    single = len(lengths) == 1  # a point needs room on both sides
+    x_low, x_high = lengths[0] / (1 + single), lengths[-1] * (1 + single)
     axes = LogAxes(52, WIDTH - 72, 8, 190, x_low, x_high, y_low, y_high)
     body = axes.frame(
         [(t, format_tokens(t)) for t in lengths],
@@ -170,10 +180,10 @@ def draw_growth(
         y = axes.y(room_bytes / one)
         body += rule(axes.left, y, axes.right, y, dashed=True)
         ends.append(((axes.right, y), "room"))
-        said += f" Room for the cache: {format_bytes(room_bytes, unit)}."
+        said += f" Room for the cache: {said_size(room_bytes, unit)}."
     body += _at_the_ends(ends, axes)
-    body += text(4, 214, f"{unit} over tokens per sequence; both scales logarithmic", 9)
-    return picture(title, [Drawing(body, 218, said)])
+    body += text(4, 216, f"{unit} over tokens per sequence; both scales logarithmic", 9)
+    return picture(title, [Drawing(body, 220, said)])
 
 
 def _unit_bytes(unit: str) -> int:
@@ -187,9 +197,7 @@ def _sizes(
 ) -> str:
     return " ".join(
         f"Batch {b:,}: "
-        + ", ".join(
-            f"{format_bytes(sizes[b, t], unit)} at {format_tokens(t)} tokens" for t in lengths
-        )
+        + ", ".join(f"{said_size(sizes[b, t], unit)} at {format_tokens(t)} tokens" for t in lengths)
         + "."
         for b in batches
     )
@@ -201,7 +209,7 @@ def _at_the_ends(ends: list[tuple[tuple[float, float], str]], axes: LogAxes) -> 
     for (x, y), said in sorted(ends, key=lambda end: -end[0][1]):
         at = min(y + 3, taken)
         body += text(axes.right + 5, at, said, 9)
-        if abs(at - y - 3) > 1:
+        if abs(at - y - 3) > 1 or x < axes.right - 1:
             body += rule(x, y, axes.right + 4, at - 3)
         taken = at - 10
     return body

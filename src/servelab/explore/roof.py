@@ -20,7 +20,7 @@ from servelab.hardware import Accelerator
 from servelab.roofline import Cost, attainable, time_bound
 from servelab.units import format_bandwidth, format_flop_rate
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, WIDTH - 8, 8.0, 190.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, WIDTH - 18, 8.0, 190.0
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
@@ -100,13 +100,13 @@ def draw_roofline(
     labels.taken += [(x - 7, y - 7, x + 7, y + 7) for x, y in places]
     for place, (one, (x, y)) in enumerate(zip(marks, places, strict=True)):
         body += mark(place, x, y) + labels.put(x, y, one.name)
-    body += text(_LEFT, _BOTTOM + 23, "FLOP per byte of device memory; upwards FLOP/s", 9)
+    body += text(_LEFT, _BOTTOM + 26, "FLOP per byte of device memory; upwards FLOP/s", 9)
     said = [said_mark(one, chip, dtype) for one in marks]
     words = (
         f"Slope {format_bandwidth(_bandwidth(chip))}, roof {format_flop_rate(peak)}, "
         f"ridge {ridge:,.0f} FLOP/byte. " + " ".join(said)
     )
-    chart = Drawing(body, _BOTTOM + 26, words.strip())
+    chart = Drawing(body, _BOTTOM + 30, words.strip())
     name = f"Roofline of one {chip.label} in {dtype}"
     return picture(title or name, [chart, *map(_key, range(len(said)), said)])
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from servelab import hardware, models
 from servelab.live.panel import Answer, Choice, Field, Slider, Values
 from servelab.models import ModelSpec
+from servelab.units import format_bytes
 
 #: The option that stands for a configuration in the field beside it.
 PASTED = "pasted"
@@ -102,6 +103,17 @@ def whole(values: Values, name: str, most: int) -> int:
     if not 1 <= int(digits) <= most:
         raise ValueError(f"{name} must be a whole number from 1 to {most:,}, got {said[:40]!r}")
     return int(digits)
+
+
+def decimal(size_bytes: int) -> str:
+    """Return a size in the largest decimal unit that it fills.
+
+    >>> decimal(102_760_448), decimal(34_833_740_000), decimal(6)
+    ('102.76 MB', '34.83 GB', '6 B')
+    """
+    scales = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "kB": 10**3}
+    unit = next((unit for unit, scale in scales.items() if size_bytes >= scale), "B")
+    return format_bytes(size_bytes, unit)
 
 
 def in_words(answer: Callable[[Values, str], Answer]) -> Callable[[Values, str], Answer]:

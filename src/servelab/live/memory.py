@@ -12,7 +12,7 @@ Ignores: activations and graphs beyond the reserve that is chosen.
 from __future__ import annotations
 
 from servelab import hardware, memory
-from servelab.explore.fit import draw_fit
+from servelab.explore.fit import draw_fit, said_size
 from servelab.hardware import Accelerator
 from servelab.live.asked import (
     PASTED,
@@ -30,7 +30,7 @@ from servelab.live.panel import Answer, Choice, Panel, Switch, Values, table_htm
 from servelab.memory import Budget
 from servelab.models import ModelSpec
 from servelab.models.parallel import rank
-from servelab.units import GiB, format_bytes, format_tokens
+from servelab.units import GiB, format_tokens
 
 _FORMATS = ("bf16", "fp16", "fp32", "fp8", "fp8_per_token_head", "int8_per_token_head", "q8_0",
             "q4_0", "nvfp4", "int4")  # fmt: skip
@@ -124,11 +124,11 @@ class _Fits:
         need, room = self.wanted * self.one, self.left.available_bytes
         if room <= 0:
             return (
-                f"nothing fits. The weights, {format_bytes(self.left.weight_bytes, unit)}, and the "
-                f"reserve leave nothing of the {format_bytes(self.left.usable_bytes, unit)} that "
+                f"nothing fits. The weights, {said_size(self.left.weight_bytes, unit)}, and the "
+                f"reserve leave nothing of the {said_size(self.left.usable_bytes, unit)} that "
                 "may be used."
             )
-        asked, has = format_bytes(need, unit), format_bytes(room, unit)
+        asked, has = said_size(need, unit), said_size(room, unit)
         if need <= room:
             told = f"they fit. Their caches take {asked} of the {has} left for them"
         else:
@@ -143,12 +143,12 @@ class _Fits:
         if self.tp > 1 and self.tp * self.one > self.whole:
             found.append(
                 f"Together the {self.tp} chips hold {self.tp * self.one / self.whole:,.3g} times "
-                "the cache of one: not all of it is divided, the rest has copies."
+                "what one would: a KV head, or a latent, is not cut; more ranks have copies of it."
             )
         if self.reserved > self.one:
             found.append(
                 "Layers with a window hold no more than it; an engine that frees nothing behind it "
-                f"holds {format_bytes(self.reserved, unit)} per user and chip."
+                f"holds {said_size(self.reserved, unit)} per user and chip."
             )
         longest = self.spec.max_context_tokens
         if longest is not None and self.tokens > longest:
@@ -173,7 +173,7 @@ class _Fits:
             f"{self.wanted:,} user{'s' * (self.wanted != 1)}": need,
             "missing" if need > left.available_bytes else "left": abs(left.available_bytes - need),
         }
-        rows = [[what, format_bytes(size, unit)] for what, size in sizes.items()]
+        rows = [[what, said_size(size, unit)] for what, size in sizes.items()]
         rows.append(["one more token of one user", f"{slope:,} B"])
         rows.append(
             ["users that fit, to the byte", "-" if self.users is None else f"{self.users:,}"]

@@ -20,6 +20,7 @@ from servelab.hardware import Accelerator
 from servelab.live.asked import (
     chip_choice,
     count_slider,
+    decimal,
     format_choice,
     in_words,
     model_choice,
@@ -30,7 +31,7 @@ from servelab.live.asked import (
 from servelab.live.panel import Answer, Panel, Values, table_html
 from servelab.models import ModelSpec
 from servelab.roofline import Cost, Precision, Time, step_cost, step_time
-from servelab.units import format_bytes, format_flop, format_seconds
+from servelab.units import format_flop, format_seconds
 
 _FORMATS = ("bf16", "fp16", "fp8")
 
@@ -125,27 +126,19 @@ def _what_fits(
 
 
 def _table(times: dict[str, Time], costs: dict[str, Cost]) -> str:
-    rows = []
-    for name, time in times.items():
-        cost = costs[name]
-        terms = (
-            time.seconds,
-            time.math_seconds,
-            time.memory_seconds,
-            time.weight_seconds,
-            time.kv_seconds,
-            time.activation_seconds,
-        )
-        rows.append(
-            [
-                name,
-                *map(format_seconds, terms),
-                time.limiter,
-                format_flop(cost.flop),
-                format_bytes(cost.bytes, "GB"),
-                said_intensity(cost.intensity),
-            ]
-        )
-    header = ["step", "at least", "math", "memory", "weights", "KV cache", "activations"]
-    header += ["limiter", "work", "traffic", "intensity"]
-    return table_html("Least times and what they are made of", header, rows)
+    terms = {
+        "at least": [time.seconds for time in times.values()],
+        "math": [time.math_seconds for time in times.values()],
+        "memory": [time.memory_seconds for time in times.values()],
+        "of it weights": [time.weight_seconds for time in times.values()],
+        "of it KV cache": [time.kv_seconds for time in times.values()],
+        "of it activations": [time.activation_seconds for time in times.values()],
+    }
+    rows = [[what, *map(format_seconds, seconds)] for what, seconds in terms.items()]
+    rows += [
+        ["limited by", *(time.limiter for time in times.values())],
+        ["work", *(format_flop(cost.flop) for cost in costs.values())],
+        ["traffic", *(decimal(cost.bytes) for cost in costs.values())],
+        ["intensity", *(said_intensity(cost.intensity) for cost in costs.values())],
+    ]
+    return table_html("Least times and what they are made of", ["", *times], rows)

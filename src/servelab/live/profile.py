@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from servelab.explore.fit import draw_growth
+from servelab.explore.fit import draw_growth, said_size
 from servelab.explore.svg import Svg
 from servelab.live.panel import table_html
 from servelab.memory import sequence_bytes
 from servelab.models import ModelSpec
-from servelab.units import check_count, format_bytes, format_tokens, table
+from servelab.units import check_count, format_tokens, table
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ def kv_profile(
     >>> from servelab import models
     >>> kv_profile(models.get("qwen3-8b"), (1024, 8192), (1, 32), room_bytes=2**35)
     qwen3-8b, KV cache in bf16; * more than the 32 GiB of room
-    batch  1K tokens  8K tokens
-    -----  ---------  ---------
-    1       0.14 GiB   1.12 GiB
-    32      4.50 GiB    36 GiB*
+    batch   1K tokens  8K tokens
+    -----  ----------  ---------
+        1  0.1406 GiB   1.12 GiB
+       32    4.50 GiB    36 GiB*
     """
     lengths = [check_count("length", tokens) for tokens in lengths]
     batches = [check_count("batch", batch) for batch in batches]
@@ -72,11 +72,11 @@ def kv_profile(
 
     def said(size: int) -> str:
         full = room_bytes is not None and size > room_bytes
-        return format_bytes(size, unit) + "*" * full
+        return said_size(size, unit) + "*" * full
 
     caption = f"{spec.name}, KV cache in {kv_dtype}"
     if room_bytes is not None:
-        caption += f"; * more than the {format_bytes(room_bytes, unit)} of room"
+        caption += f"; * more than the {said_size(room_bytes, unit)} of room"
     picture = draw_growth(
         lambda tokens: sequence_bytes(spec, tokens, kv_dtype),
         lengths,

@@ -16,6 +16,7 @@ from servelab.hardware import Accelerator
 from servelab.live.asked import (
     chip_choice,
     count_slider,
+    decimal,
     format_choice,
     in_words,
     model_choice,
@@ -35,7 +36,6 @@ from servelab.roofline import (
 from servelab.units import (
     dtype_bits,
     format_bandwidth,
-    format_bytes,
     format_flop,
     format_flop_rate,
     format_seconds,
@@ -151,21 +151,17 @@ def _of_step(values: Values, step: Mark, chip: Accelerator, dtype: str) -> str:
 
 
 def _table(marks: list[Mark], chip: Accelerator, dtype: str) -> str:
-    rows = []
-    for mark in marks:
-        bound = time_bound(mark.cost, chip, dtype)
-        best = attainable(mark.cost.intensity, chip, dtype)
-        rows.append(
-            [
-                mark.name,
-                format_flop(mark.cost.flop),
-                format_bytes(mark.cost.bytes, "MB"),
-                said_intensity(mark.cost.intensity),
-                format_flop_rate(best),
-                f"{best / chip.peak(dtype):.1%}",
-                format_seconds(bound.seconds),
-                bound.limiter,
-            ]
-        )
-    header = ["", "work", "traffic", "intensity", "at most", "of the roof", "at least", "limiter"]
-    return table_html(f"Marks on the roofline of {chip.label}, {dtype}", header, rows)
+    bounds = [time_bound(mark.cost, chip, dtype) for mark in marks]
+    costs = [mark.cost for mark in marks]
+    best = [attainable(cost.intensity, chip, dtype) for cost in costs]
+    rows = [
+        ["work", *(format_flop(cost.flop) for cost in costs)],
+        ["traffic", *(decimal(cost.bytes) for cost in costs)],
+        ["intensity", *(said_intensity(cost.intensity) for cost in costs)],
+        ["at most", *map(format_flop_rate, best)],
+        ["of the roof", *(f"{rate / chip.peak(dtype):.1%}" for rate in best)],
+        ["at least", *(format_seconds(bound.seconds) for bound in bounds)],
+        ["limited by", *(bound.limiter for bound in bounds)],
+    ]
+    caption = f"Marks on the roofline of one {chip.label} in {dtype}"
+    return table_html(caption, ["", *(mark.name for mark in marks)], rows)
