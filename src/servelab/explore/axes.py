@@ -61,18 +61,32 @@ class LogAxes:
         body, taken = [], -math.inf
         for value, said in x_ticks:
             x, half = self.x(value), text_width(said, _SIZE) / 2
-            body.append(rule(x, self.top, x, self.bottom))
+            body.append(_grid(x, self.top, x, self.bottom))
             if x - half > taken:
                 body.append(text(x, self.bottom + 13, said, _SIZE, anchor="middle"))
                 taken = x + half + 3
         taken = math.inf
         for value, said in y_ticks:
             y = self.y(value)
-            body.append(rule(self.left, y, self.right, y))
+            body.append(_grid(self.left, y, self.right, y))
             if y + 3 < taken:
                 body.append(text(self.left - 3, y + 3, said, _SIZE, anchor="end"))
                 taken = y - 7
         return "".join(body)
+
+
+def _grid(x: float, y: float, x2: float, y2: float) -> str:
+    """Return a line that may pass behind text."""
+    return element(
+        "line",
+        x1=x,
+        y1=y,
+        x2=x2,
+        y2=y2,
+        stroke="currentColor",
+        stroke_opacity=0.18,
+        stroke_width=0.8,
+    )
 
 
 def decades(low: float, high: float) -> list[float]:
@@ -110,14 +124,16 @@ def mark(place: int, x: float, y: float) -> str:
 
 @dataclass
 class Labels:
-    """Places for labels within ``frame``; ``taken`` are boxes that no label may touch.
+    """Places for labels within a frame.
 
-    Parameters: ``clear`` says of a box whether it keeps off what the boxes do not describe.
+    Parameters: ``frame``; ``clear`` says whether a box keeps off what the others do not describe;
+    ``taken`` boxes that no label may touch; ``lines`` those that it keeps off where it can.
     """
 
     frame: Box
     clear: Callable[[Box], bool]
     taken: list[Box] = field(default_factory=list)
+    lines: list[Box] = field(default_factory=list)
 
     def take(self, x: float, y: float, said: str, anchor: str | None = None) -> str:
         """Return text at a fixed place, which other labels then keep off."""
@@ -134,27 +150,31 @@ class Labels:
         [1, 1]
         """
         width = text_width(said, _SIZE)
-        for box in _around(x, y, width):
-            left, top, right, bottom = self.frame
-            inside = left <= box[0] and top <= box[1] and box[2] <= right and box[3] <= bottom
-            if inside and self.clear(box) and not any(_touch(box, other) for other in self.taken):
-                self.taken.append(box)
-                middle = (box[1] + box[3]) / 2
-                near = box[0] if box[0] >= x else box[2]
-                away = abs(middle - y) > 12
-                tie = rule(x, y, near, middle) if away else ""
-                return tie + text(box[0] + 2, box[3] - 3, said, _SIZE)
+        for taken in (self.taken + self.lines, self.taken):  # over a line rather than nowhere
+            for box in _around(x, y, width):
+                if self._free(box, taken):
+                    self.taken.append(box)
+                    middle, near = (box[1] + box[3]) / 2, min(max(x, box[0]), box[2])
+                    tie = rule(x, y, near, middle) if abs(middle - y) > 16 else ""
+                    return tie + text(box[0] + 2, box[3] - 3, said, _SIZE)
         return ""
+
+    def _free(self, box: Box, taken: list[Box]) -> bool:
+        left, top, right, bottom = self.frame
+        inside = left <= box[0] and top <= box[1] and box[2] <= right and box[3] <= bottom
+        return inside and self.clear(box) and not any(_touch(box, other) for other in taken)
 
 
 def _around(x: float, y: float, width: float) -> Iterator[Box]:
-    """Yield places around a point, near ones first: right below, left above, left below."""
-    for turn in range(12):
+    """Yield places around a point, near ones first: right below, left above, and so on."""
+    for turn in range(16):
         off = 2 + 11 * turn
         for left, top in (
             (x + 7, y + off),
             (x - 11 - width, y - off - 12),
             (x - 11 - width, y + off),
+            (x + 7, y - off - 12),
+            (x - width + 3, y + off + 7),
         ):
             yield left, top, left + width + 4, top + 12
 

@@ -204,12 +204,25 @@ def _sizes(
 
 
 def _at_the_ends(ends: list[tuple[tuple[float, float], str]], axes: LogAxes) -> str:
-    """Return the names of lines at their right ends, moved apart where they would touch."""
-    body, taken = "", axes.bottom + 20
-    for (x, y), said in sorted(ends, key=lambda end: -end[0][1]):
-        at = min(y + 3, taken)
-        body += text(axes.right + 5, at, said, 9)
-        if abs(at - y - 3) > 1 or x < axes.right - 1:
-            body += rule(x, y, axes.right + 4, at - 3)
-        taken = at - 10
+    """Return the names of lines at their right ends, moved apart where they would touch.
+
+    The lowest name stands beside its line and pushes the others up; if that leads out of the frame,
+    all are set from its top downwards, and those that the frame cannot hold are left out.
+    """
+    ends = sorted(ends, key=lambda end: -end[0][1])
+    places, taken = [], math.inf
+    for (_, y), _said in ends:
+        taken = min(y + 3, taken - 10)
+        places.append(taken)
+    if places[-1] < axes.top:
+        above = axes.top - 3.0
+        for turn in reversed(range(len(ends))):
+            above = max(min(places[turn], ends[turn][0][1] + 3), above + 10)
+            places[turn] = above
+    body = ""
+    for ((x, y), said), place in zip(ends, places, strict=True):
+        if place <= axes.bottom + 12:
+            body += text(axes.right + 5, place, said, 9)
+            if abs(place - y - 3) > 1 or x < axes.right - 1:
+                body += rule(x, y, axes.right + 4, place - 3)
     return body

@@ -90,6 +90,7 @@ def draw_roofline(
         return _off_the_roof(box, axes, chip, dtype)
 
     labels = Labels((_LEFT, _TOP, _RIGHT, _BOTTOM), clear)
+    labels.lines.append((axes.x(ridge) - 1, axes.y(peak), axes.x(ridge) + 1, _BOTTOM))
     said_ridge = f"ridge {ridge:,.0f}"
     near_edge = axes.x(ridge) + 60 > _RIGHT
     at = axes.x(ridge) + (-3 if near_edge else 3)

@@ -119,6 +119,9 @@ class _Fits:
             return f"not said: {error}"
         return f"{told.sequences:,}"
 
+    def _weights(self) -> str:
+        return self.spec.weight_dtype if self.spec.published_weight_bytes is None else "quantised"
+
     def verdict(self, unit: str) -> str:
         """Return the answer in a sentence."""
         need, room = self.wanted * self.one, self.left.available_bytes
@@ -166,7 +169,8 @@ class _Fits:
         sizes = {
             "memory of the device": left.device_bytes,
             f"usable, {_SHARE:.0%} of it": left.usable_bytes,
-            "weights": left.weight_bytes,
+            "not to be used": left.device_bytes - left.usable_bytes,
+            f"weights, as published ({self._weights()})": left.weight_bytes,
             "reserve": left.reserve_bytes,
             "left for caches": left.available_bytes,
             f"one user of {format_tokens(self.tokens)} tokens": self.one,

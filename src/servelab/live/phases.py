@@ -30,8 +30,8 @@ from servelab.live.asked import (
 )
 from servelab.live.panel import Answer, Panel, Values, table_html
 from servelab.models import ModelSpec
-from servelab.roofline import Cost, Precision, Time, step_cost, step_time
-from servelab.units import format_flop, format_seconds
+from servelab.roofline import Cost, Precision, Time, attainable, step_cost, step_time
+from servelab.units import format_bandwidth, format_flop, format_flop_rate, format_seconds
 
 _FORMATS = ("bf16", "fp16", "fp8")
 
@@ -80,7 +80,7 @@ def answer(values: Values, action: str) -> Answer:
         {
             "time": draw_split(times, f"Least time of a step of {spec.name} on one {chip.label}"),
             "roofline": draw_roofline(chip, dtype, marks),
-            "table": _table(times, costs),
+            "table": _table(times, costs, chip, dtype),
         },
     )
 
@@ -125,7 +125,7 @@ def _what_fits(
     return told
 
 
-def _table(times: dict[str, Time], costs: dict[str, Cost]) -> str:
+def _table(times: dict[str, Time], costs: dict[str, Cost], chip: Accelerator, dtype: str) -> str:
     terms = {
         "at least": [time.seconds for time in times.values()],
         "math": [time.math_seconds for time in times.values()],
@@ -134,11 +134,17 @@ def _table(times: dict[str, Time], costs: dict[str, Cost]) -> str:
         "of it KV cache": [time.kv_seconds for time in times.values()],
         "of it activations": [time.activation_seconds for time in times.values()],
     }
+    best = [attainable(cost.intensity, chip, dtype) for cost in costs.values()]
     rows = [[what, *map(format_seconds, seconds)] for what, seconds in terms.items()]
     rows += [
         ["limited by", *(time.limiter for time in times.values())],
         ["work", *(format_flop(cost.flop) for cost in costs.values())],
         ["traffic", *(decimal(cost.bytes) for cost in costs.values())],
         ["intensity", *(said_intensity(cost.intensity) for cost in costs.values())],
+        ["rate at most", *map(format_flop_rate, best)],
+        ["of the roof", *(f"{rate / chip.peak(dtype):.1%}" for rate in best)],
+        ["roof", *[format_flop_rate(chip.peak(dtype))] * len(costs)],
+        ["slope", *[format_bandwidth(chip.bandwidth_bytes_per_second)] * len(costs)],
+        ["ridge", *[f"{chip.ridge(dtype):,.0f} FLOP/byte"] * len(costs)],
     ]
     return table_html("Least times and what they are made of", ["", *times], rows)

@@ -41,7 +41,7 @@ def checked_step(step: Step) -> list[tuple[int, int]]:
             f"a step is a list of at least one (new tokens, cached tokens) pair, got {step!r}"
         )
     for pair in step:
-        if not isinstance(pair, Sequence) or len(pair) != 2:
+        if not isinstance(pair, (tuple, list, Sequence)) or len(pair) != 2:  # the plain ones first
             raise ValueError(f"a step is a list of (new tokens, cached tokens) pairs, got {pair!r}")
     return [
         (check_count("new tokens", new), check_count("cached tokens", cached, minimum=0))
