@@ -69,6 +69,8 @@ def clean(value: str) -> str:
     >>> clean("a\\x00b")
     'a�b'
     """
+    if value.isascii() and value.isprintable():  # nearly always
+        return value
     return "".join(c if _allowed(ord(c)) else "\N{REPLACEMENT CHARACTER}" for c in value)
 
 
@@ -112,6 +114,8 @@ def escaped(value: str) -> str:
 
 def text_width(value: str, size: float = 11) -> float:
     """Return about how many units ``value`` takes at a font size."""
+    if value.isascii():  # nearly always
+        return 0.58 * len(value) * size
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in value)
     return (0.58 * (len(value) - wide) + 1.05 * wide) * size
 

@@ -4,6 +4,7 @@ from servelab.models.attention import Attention, CrossAttention, Indexer, Latent
 from servelab.models.bundled import get, names
 from servelab.models.errors import UnsupportedConfig
 from servelab.models.layers import Experts, LayerSpec, Mlp, RecurrentState
+from servelab.models.pasted import parse
 from servelab.models.spec import ModelSpec, View
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "View",
     "get",
     "names",
+    "parse",
 ]

@@ -11,6 +11,7 @@ Ignores: norms, rotary embedding, activations and residual additions. They are b
 of the FLOP, and their traffic disappears where they are fused into their neighbours.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from servelab.models import (
@@ -40,7 +41,7 @@ def checked_step(step: Step) -> list[tuple[int, int]]:
             f"a step is a list of at least one (new tokens, cached tokens) pair, got {step!r}"
         )
     for pair in step:
-        if not isinstance(pair, Sequence) or len(pair) != 2:
+        if not isinstance(pair, (tuple, list, Sequence)) or len(pair) != 2:  # the plain ones first
             raise ValueError(f"a step is a list of (new tokens, cached tokens) pairs, got {pair!r}")
     return [
         (check_count("new tokens", new), check_count("cached tokens", cached, minimum=0))
@@ -204,14 +205,15 @@ def attention(
     step = checked_step(step)
     check_flag("fused", fused)
     queries = sum(new for new, _ in step)
-    keys = [visible_keys(new, cached, spec) for new, cached in step]
+    alike = Counter(step).items()  # sequences of one length are one product
+    keys = sum(count * visible_keys(*pair, spec) for pair, count in alike)
     if fused:
-        pairs = sum(visible_pairs(new, cached, spec) for new, cached in step)
-        return attention_cost(spec, queries, pairs, sum(keys), kv_dtype, activation_dtype)
+        pairs = sum(count * visible_pairs(*pair, spec) for pair, count in alike)
+        return attention_cost(spec, queries, pairs, keys, kv_dtype, activation_dtype)
     # the whole rectangle of scores goes out and back twice
-    pairs = sum(new * seen for (new, _), seen in zip(step, keys, strict=True))
+    pairs = sum(count * pair[0] * visible_keys(*pair, spec) for pair, count in alike)
     scores = 2 * size_bytes(spec.num_q_heads * pairs, activation_dtype)
-    whole = attention_cost(spec, queries, pairs, sum(keys), kv_dtype, activation_dtype)
+    whole = attention_cost(spec, queries, pairs, keys, kv_dtype, activation_dtype)
     return Cost(whole.flop, whole.read_bytes + scores, whole.written_bytes + scores)
 
 

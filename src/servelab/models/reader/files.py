@@ -70,21 +70,31 @@ def load(source: str | os.PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any
 def _json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object that a file holds."""
     with path.open("rb") as file:
-        content = file.read(MAX_FILE_BYTES + 1)
+        return json_object(file.read(MAX_FILE_BYTES + 1), str(path))
+
+
+def json_object(content: bytes, name: str) -> dict[str, Any]:
+    """Return the JSON object of a configuration's bytes; ``name`` stands for them in messages.
+
+    Raises: ``UnsupportedConfig`` where it is no JSON object or too large.
+
+    >>> json_object(b'{"vocab_size": 8}', "the text")
+    {'vocab_size': 8}
+    """
     if len(content) > MAX_FILE_BYTES:
         raise UnsupportedConfig(
-            "config.json", f"{path} is larger than {MAX_FILE_BYTES // MiB} MiB: no configuration is"
+            "config.json", f"{name} is larger than {MAX_FILE_BYTES // MiB} MiB: no configuration is"
         )
     try:
         config = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_once)
     except UnsupportedConfig:
         raise
     except RecursionError as error:
-        raise UnsupportedConfig("config.json", f"{path} is nested too deeply") from error
+        raise UnsupportedConfig("config.json", f"{name} is nested too deeply") from error
     except ValueError as error:  # bad UTF-8, bad JSON, a number of thousands of digits
-        raise UnsupportedConfig("config.json", f"{path} is not JSON: {error}") from error
+        raise UnsupportedConfig("config.json", f"{name} is not JSON: {error}") from error
     if not isinstance(config, dict):
-        raise UnsupportedConfig("config.json", f"{path} holds no JSON object")
+        raise UnsupportedConfig("config.json", f"{name} holds no JSON object")
     return config
 
 
