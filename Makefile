@@ -4,7 +4,7 @@ BIN := .venv/bin
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help book test notebooks serve lint mutants bench bench-peers measure look clean
+.PHONY: help book test notebooks serve exercises lint mutants bench bench-peers measure look clean
 
 help: ## list these targets
 	@echo "The Physics of LLM Serving. Targets:"
@@ -37,6 +37,10 @@ serve: book ## build the book and serve it on this machine
 	  || { echo "Error: port $(PORT) is taken. Try: make serve PORT=8001" >&2; exit 1; }
 	@echo "==> Serving the book on http://127.0.0.1:$(PORT) (Ctrl-C stops it)"
 	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory _build/html $(PORT)
+
+exercises: .venv/.stamp ## a folder for students: the exercises without solutions, in _build/exercises
+	@echo "==> Writing the exercises"
+	@$(BIN)/python -m tools.exercises
 
 lint: .venv/.stamp ## style, spelling and types only
 	@$(BIN)/python tools/run_tests.py lint

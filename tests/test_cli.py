@@ -593,6 +593,13 @@ def help_of(name: str) -> str:
     return command.get_help(click.Context(command, info_name=name, parent=context))
 
 
+CELL = {
+    "cell_type": "code", "id": "one", "metadata": {}, "outputs": [], "execution_count": None,
+    "source": "from servelab.check import check\ncheck('4.1', 400 * 1024)",
+}  # fmt: skip
+NOTEBOOK = json.dumps({"cells": [CELL], "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+
+
 def examples(name: str) -> list[str]:
     return re.findall(r"^ +servelab (.*)$", help_of(name).split("\n  Example")[-1], re.M)
 
@@ -603,6 +610,7 @@ def test_the_examples_of_the_help_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("vllm.log").write_text(LOG)
+    Path("04_kv_cache_memory.ipynb").write_text(NOTEBOOK)
     lines = examples(name)
     assert lines
     assert max(map(len, help_of(name).splitlines())) <= 80

@@ -26,7 +26,7 @@ ROOMS: dict[str, set[str]] = {
     "decoder": {"torch", "numpy", "safetensors", "tokenizers", "triton"},
     "measure": {"torch", "numpy"},
     "plots": {"matplotlib", "numpy"},
-    "check": {"torch", "numpy"},
+    "check": {"torch", "numpy", "nbclient", "nbformat"},
     "cli": {"click"},
 }
 HEAVY = sorted({"transformers"}.union(*ROOMS.values()))

@@ -1,5 +1,5 @@
 """The command line: `servelab kv`, `fit`, `time`, `simulate`, `explain`, `explain-log`,
-`hardware`, `models`.
+`generate`, `check`, `hardware`, `models`.
 
 Models: nothing of its own: each command reads its arguments, asks the calculators, and prints what
 they answer, as a table for people or with ``--json`` for programs.

@@ -29,6 +29,7 @@ MODULES = {
     "explain": "explain",
     "explain-log": "explain_log",
     "generate": "generate",
+    "check": "check_notebook",
     "hardware": "chips",
     "models": "bundled",
 }

@@ -1,0 +1,314 @@
+"""Exercises: the reference passes, the stub is not attempted, each mistake gets its own hint."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from servelab import check as room
+from servelab import models, roofline
+from servelab.check import Verdict, check, registry
+from servelab.check.exercise import Exercise, Number, Option, Pick, Wrong
+from servelab.check.function import Function, call
+from servelab.check.values import same, shown
+from servelab.check.verdict import MIME_TYPE
+
+ROOT = Path(__file__).resolve().parents[1]
+EXERCISES = room.exercises()
+CELL = re.compile(r"```\{code-cell\} ipython3\n(?::tags: .*\n)?(.*?)```", re.DOTALL)
+
+each = pytest.mark.parametrize("one", EXERCISES, ids=[one.id for one in EXERCISES])
+
+
+@cache
+def exercise_cells(chapter: int) -> dict[str, str]:
+    """The cells of a chapter's exercises that call a checker, by the exercise they check."""
+    (page,) = (ROOT / "chapters").glob(f"{chapter:02d}_*.md")
+    text = page.read_text(encoding="utf-8").split("\n## Exercises\n")[1].split("\n## ")[0]
+    cells = CELL.findall(text)
+    assert cells[0].strip() == "from servelab.check import check"
+    calls = {number: cell for cell in cells for number in re.findall(r'check\("([\d.]+)"', cell)}
+    assert len(calls) == len(cells) - 1, "one cell for each exercise"
+    return calls
+
+
+@each
+def test_the_reference_passes(one: Exercise) -> None:
+    verdict = check(one.id, one.solution())
+    assert verdict.passed, verdict
+
+
+@each
+def test_the_stub_of_the_chapter_is_not_attempted(one: Exercise) -> None:
+    *body, call_ = exercise_cells(one.chapter)[one.id].strip().splitlines()
+    names: dict[str, object] = {"check": check}
+    exec("\n".join(body), names)
+    verdict = eval(call_, names)
+    assert verdict.state == "not attempted", verdict
+    assert verdict.exercise == one.id
+    assert one.title in verdict.words
+
+
+@each
+def test_each_known_mistake_fails_with_its_own_hint(one: Exercise) -> None:
+    mistakes = one.mistakes()
+    assert len({mistake.hint for mistake in mistakes}) == len(mistakes) >= 3
+    for mistake in mistakes:
+        verdict = one.verdict(mistake.answer)
+        assert (verdict.state, verdict.words) == ("failed", mistake.hint), mistake.name
+
+
+@pytest.mark.parametrize(
+    "one", [one for one in EXERCISES if isinstance(one, Function)], ids=lambda one: one.id
+)
+def test_the_stub_has_the_parameters_of_the_reference(one: Function) -> None:
+    cell = exercise_cells(one.chapter)[one.id]
+    name, parameters = re.findall(r"def (\w+)\((.*?)\):", cell, re.DOTALL)[-1]
+    assert name == one.reference.__name__
+    assert [p.strip() for p in parameters.split(",") if p.strip()] == one.parameters()
+
+
+@pytest.mark.parametrize(
+    "one", [one for one in EXERCISES if isinstance(one, Function)], ids=lambda one: one.id
+)
+def test_no_reference_and_no_mistake_looks_like_a_stub(one: Function) -> None:
+    for function in (one.reference, *(wrong.answer for wrong in one.wrong)):
+        assert callable(function)
+        assert not all(call(function, given).is_stub for given in one.trial_inputs())
+
+
+def test_every_chapter_has_exercises_of_every_sort_and_all_are_in_its_page() -> None:
+    for chapter in room.chapters():
+        found = room.exercises(chapter)
+        assert len(found) >= 3
+        assert "code" in {one.kind for one in found}
+        assert [one.id for one in found] == [f"{chapter}.{n + 1}" for n in range(len(found))]
+        assert set(exercise_cells(chapter)) == {one.id for one in found}
+
+
+class Hostile:
+    """An answer that raises whatever is asked of it."""
+
+    def __getattribute__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError
+
+    def __hash__(self) -> int:
+        raise RuntimeError
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+def leaves(*arguments: object) -> None:
+    raise SystemExit(3)
+
+
+def interrupted(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+def spoils(*arguments: object) -> object:
+    for argument in arguments:
+        if isinstance(argument, list):
+            argument.clear()
+        if isinstance(argument, dict):
+            argument.clear()
+    return 0
+
+
+def yields(*arguments: object):
+    yield 1
+
+
+def endless(*arguments: object) -> object:
+    return endless(*arguments)
+
+
+ODD = [
+    Hostile(), math.nan, math.inf, -math.inf, 10**400, -1, 0, 1e-300, True, 1j, "", "many", b"1",
+    [], {}, (1, 2), {"a"}, object(), int, len, lambda: 1, lambda a: 1, leaves, interrupted,
+    spoils, yields, endless, lambda *a: math.nan, lambda *a: Hostile(), lambda *a: Hostile,
+    lambda *a: "text", lambda *a: [[1], 2], lambda *a: {1: 2}, lambda *a: a, range(3),
+]  # fmt: skip
+
+
+@each
+def test_a_checker_never_raises(one: Exercise) -> None:
+    for odd in ODD:
+        verdict = check(one.id, odd)
+        assert isinstance(verdict, Verdict)
+        assert verdict.state == "failed"
+        assert verdict.words.strip()
+        assert verdict._repr_html_()
+
+
+@pytest.mark.parametrize("number", ["4.99", "99.1", "", "four", "4", "4.1.1", 4.1, None])
+def test_an_exercise_that_there_is_not_is_said(number: object) -> None:
+    assert check(number, 1).state == "not attempted"  # type: ignore[arg-type]
+
+
+def test_a_number_that_raises_is_said() -> None:
+    assert check(Hostile(), 1).state == "not attempted"  # type: ignore[arg-type]
+
+
+def test_missing_packages_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> object:
+        raise ImportError("no torch", name="torch")
+
+    monkeypatch.setattr(registry, "import_module", missing)
+    verdict = check("4.1", 3)
+    assert verdict.state == "not attempted"
+    assert "torch" in verdict.words
+
+
+# --- numbers -----------------------------------------------------------------------------------
+
+BYTES = Number(
+    "1.9", "Bytes", "How many?", "bytes", lambda: 4096, 0.0,
+    (Wrong("half", 2048, "Half."),), minutes=1, tests="counting",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (4097, "Too large, by less than a factor of two."),
+        (4095.9999, "Too small, by less than a factor of two."),
+        (9000, "Too large, by a factor of two or more."),
+        (3, "Too small, by a factor of two or more."),
+        (0, "Too small, by a factor of two or more."),
+        (-4096, "The sign is wrong, for an answer in bytes."),
+        (4096 * 1024, "Off by a power of 1,024: the answer is asked for in bytes."),
+        (4.096, "Off by a power of a thousand: the answer is asked for in bytes."),
+        (2048, "Half."),
+        ("4096", "The answer is one number, in bytes; this is '4096'."),
+    ],
+)
+def test_a_number_that_no_mistake_explains_gets_a_direction(answer: object, words: str) -> None:
+    assert BYTES.verdict(answer).words == words
+
+
+def test_numbers_of_any_kind_are_read() -> None:
+    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    for answer in (4096, 4096.0, numpy.int64(4096), numpy.float32(4096), torch.tensor(4096)):
+        assert BYTES.verdict(answer).passed
+
+
+def test_ids_minutes_and_letters_are_checked() -> None:
+    option = {"a": Option("x", "y")}
+    with pytest.raises(ValueError, match=r"chapter\.number, got '1'"):
+        Pick("1", "T", "A?", option, "a", minutes=1, tests="x")
+    with pytest.raises(ValueError, match="minutes must be at least 1"):
+        Pick("1.1", "T", "A?", option, "a", minutes=0, tests="x")
+    with pytest.raises(ValueError, match="right letters are among a: 'b'"):
+        Pick("1.1", "T", "A?", option, "b", minutes=1, tests="x")
+
+
+# --- choices -----------------------------------------------------------------------------------
+
+
+def test_several_letters_in_any_form() -> None:
+    for answer in ("bcd", "D, c, b", ["b", "c", "d"], {"b", "c", "d"}, ("bc", "d")):
+        assert check("1.2", answer).passed
+    assert check("1.2", "abcd").words.startswith("About a:")
+    assert check("1.2", "bc").words.startswith("About d:")
+    assert check("1.2", "bcx").words.startswith("The answer is letters among a, b, c, d")
+
+
+# --- functions ---------------------------------------------------------------------------------
+
+
+def total(values: list[int], extra: int) -> int:
+    return sum(values) + extra
+
+
+TOTAL = Function(
+    "1.9", "Total", "Add.", lambda rng: ([rng.randint(1, 9) for _ in range(3)], rng.randint(1, 9)),
+    total, (Wrong("no extra", lambda values, extra: sum(values), "The extra."),),
+    minutes=1, tests="adding",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda values: 1, r"It takes \(values\); it is called with \(values, extra\)\."),
+        (lambda values, extra: sum(values), "The extra."),
+        (lambda values, extra: None if extra > 5 else sum(values) + extra, "returns None: is"),
+        (lambda values, extra: values[9], "raises IndexError: 'list index out of range'"),
+        (lambda values, extra: values.pop() + sum(values) + extra, "is right, and changes its"),
+        (lambda values, extra: sum(values) + extra + 1, r"it should be \d+\. It is wrong for 60"),
+        (interrupted, r"It was interrupted in total\("),
+    ],
+)
+def test_what_is_wrong_with_a_function_is_said(answer: object, words: str) -> None:
+    verdict = TOTAL.verdict(answer)
+    assert verdict.state == "failed"
+    assert re.search(words, verdict.words), verdict.words
+
+
+def test_a_stub_in_every_spelling_is_not_attempted() -> None:
+    def raises(values: list[int], extra: int) -> int:
+        raise NotImplementedError
+
+    for stub in (raises, lambda values, extra: ..., lambda values, extra: None, None, ...):
+        assert TOTAL.verdict(stub).state == "not attempted"
+
+
+def test_the_inputs_are_the_same_each_time() -> None:
+    assert TOTAL.trial_inputs() == TOTAL.trial_inputs()
+
+
+def test_what_never_ends_is_cut_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("servelab.check.function._SECONDS", -1.0)
+    assert TOTAL.verdict(total).words.startswith("Too slow")
+
+
+# --- values and verdicts -----------------------------------------------------------------------
+
+
+def test_values_are_compared_as_a_reader_would() -> None:
+    torch = pytest.importorskip("torch")
+    assert same(torch.ones(2, 2), [[1, 1], [1, 1]])
+    assert not same(torch.ones(2), torch.ones(2, 1))
+    assert not same(torch.tensor([math.nan]), torch.tensor([math.nan]))
+    assert same({"a": (1,)}, {"a": [1.0]})
+    assert not same({"a": 1}, {"b": 1})
+    assert not same(2**60, 2**60 + 1)
+    assert shown(Hostile()) == "something whose repr raises RuntimeError"
+
+
+def test_a_verdict_carries_its_data_and_escapes_its_words() -> None:
+    verdict = Verdict("4.1", "failed", "a < b")
+    bundle = verdict._repr_mimebundle_()
+    assert bundle[MIME_TYPE] == {"exercise": "4.1", "state": "failed", "words": "a < b"}
+    assert bundle["text/plain"] == "Exercise 4.1: failed. a < b"
+    assert "a &lt; b" in str(bundle["text/html"])
+
+
+# --- references against the package -------------------------------------------------------------
+
+
+def test_the_formula_of_a_steps_work_is_that_of_the_package() -> None:
+    chapter = pytest.importorskip("servelab.check.chapter03")
+    for spec, step in room.exercise("3.4").trial_inputs():  # type: ignore[attr-defined]
+        assert chapter._flop(spec, step) == roofline.step_cost(spec, step).flop
+
+
+def test_bytes_per_token_are_those_of_the_models_reader() -> None:
+    reference = room.exercise("4.4").solution()
+    for config, element_bytes in room.exercise("4.4").trial_inputs():  # type: ignore[attr-defined]
+        whole = {
+            "model_type": "llama", "intermediate_size": 512, "vocab_size": 128,
+            "max_position_embeddings": 4096, "hidden_act": "silu", **config,
+        }  # fmt: skip
+        dtype = {1: "fp8", 2: "bf16", 4: "fp32"}[element_bytes]
+        expected = models.ModelSpec.from_config(whole).kv_bytes_per_token(dtype)
+        assert reference(config, element_bytes) == expected  # type: ignore[operator]
