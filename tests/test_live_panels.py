@@ -21,6 +21,7 @@ from servelab.live import memory as memory_panel
 from servelab.live import phases as phases_panel
 from servelab.live import roofline as roofline_panel
 from servelab.live.asked import PASTED
+from servelab.live.page import Page
 from servelab.live.profile import kv_profile
 from servelab.memory import Budget
 from servelab.roofline import Cost, Precision, Time
@@ -124,6 +125,17 @@ def test_the_stored_output_is_complete_and_its_ids_are_its_own(module: ModuleTyp
     assert html.count("<table") == 1
     assert "servelab-picture" in html
     assert re.search(r'<form[^>]* hidden="hidden"', html)
+
+
+@pytest.mark.parametrize("module", PANELS)
+def test_a_page_gets_the_answer_as_text_and_a_refusal_as_a_sentence(module: ModuleType) -> None:
+    page, name = Page(), module.panel().name
+    asked = {"kind": "panel", "name": name, "action": "", "values": {}}
+    told = json.loads(page.ask(json.dumps(asked)))
+    first = module.panel().first()
+    assert (told["words"], told["parts"]) == (first.words, dict(first.parts))
+    told = json.loads(page.ask(json.dumps(asked | {"values": {"chip": "no such chip"}})))
+    assert told["error"].startswith("no accelerator 'no such chip'; near: ")
 
 
 # --- the roofline ---------------------------------------------------------------------------------
@@ -499,8 +511,8 @@ def test_names_at_the_ends_of_lines_keep_apart(seed: int) -> None:
 
 
 def test_parse_refuses_what_is_no_model() -> None:
-    with pytest.raises(KeyError, match="no bundled model 'lama'"):
-        models.parse("lama")
+    with pytest.raises(KeyError, match="no bundled model 'llema'"):
+        models.parse("llema")
     with pytest.raises(models.UnsupportedConfig, match="is empty"):
         models.parse(" ")
     with pytest.raises(models.UnsupportedConfig, match="holds no JSON object"):

@@ -41,6 +41,20 @@ def said_intensity(value: float) -> str:
     return f"{value:,.{1 if value < 1000 else 0}f} FLOP/byte"
 
 
+def said_chip(chip: Accelerator, dtype: str) -> str:
+    """Return a chip's roof, slope and ridge, as a sentence.
+
+    >>> from servelab import hardware
+    >>> said_chip(hardware.get("h100-sxm-80gb"), "bf16")
+    'H100 SXM 80 GB in bf16: 989 TFLOP/s over 3.35 TB/s, ridge 295 FLOP/byte.'
+    """
+    return (
+        f"{chip.label} in {dtype}: {format_flop_rate(chip.peak(dtype))} over "
+        f"{format_bandwidth(chip.bandwidth_bytes_per_second)}, "
+        f"ridge {chip.ridge(dtype):,.0f} FLOP/byte."
+    )
+
+
 def said_mark(one: Mark, chip: Accelerator, dtype: str) -> str:
     """Return where a mark stands, as a sentence.
 

@@ -47,6 +47,9 @@ class Svg(str):
         svg.heading, svg.description = heading, description
         return svg
 
+    def __reduce__(self) -> tuple[type[Svg], tuple[str, str, str]]:
+        return Svg, (str(self), self.heading, self.description)  # so that it can be copied
+
     def __repr__(self) -> str:
         return f"{self.heading}. {self.description}".rstrip()
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from servelab import hardware, memory
-from servelab.explore.roof import Mark, draw_roofline, said_intensity
+from servelab.explore.roof import Mark, draw_roofline, said_chip, said_intensity
 from servelab.explore.split import draw_split, said_time
 from servelab.hardware import Accelerator
 from servelab.live.asked import (
@@ -31,7 +31,7 @@ from servelab.live.asked import (
 from servelab.live.panel import Answer, Panel, Values, table_html
 from servelab.models import ModelSpec
 from servelab.roofline import Cost, Precision, Time, attainable, step_cost, step_time
-from servelab.units import format_bandwidth, format_flop, format_flop_rate, format_seconds
+from servelab.units import format_flop, format_flop_rate, format_seconds
 
 _FORMATS = ("bf16", "fp16", "fp8")
 
@@ -72,8 +72,9 @@ def answer(values: Values, action: str) -> Answer:
     }
     times = {name: _time(spec, chip, *step, dtype, kv_dtype) for name, step in steps.items()}
     costs = {name: _cost(spec, *step, dtype, kv_dtype) for name, step in steps.items()}
-    marks = [Mark(name.split(",")[0], cost) for name, cost in costs.items()]
+    marks = [Mark(_short(name), cost) for name, cost in costs.items()]
     words = [said_time(name, time) for name, time in times.items()]
+    words.append(said_chip(chip, dtype))
     words.append(_what_fits(spec, chip, batch, context, dtype, kv_dtype))
     return Answer(
         " ".join(words),
@@ -83,6 +84,11 @@ def answer(values: Values, action: str) -> Answer:
             "table": _table(times, costs, chip, dtype),
         },
     )
+
+
+def _short(name: str) -> str:
+    """Return the phase of a step's name."""
+    return name.split(",")[0]
 
 
 @lru_cache(maxsize=512)
@@ -143,8 +149,5 @@ def _table(times: dict[str, Time], costs: dict[str, Cost], chip: Accelerator, dt
         ["intensity", *(said_intensity(cost.intensity) for cost in costs.values())],
         ["rate at most", *map(format_flop_rate, best)],
         ["of the roof", *(f"{rate / chip.peak(dtype):.1%}" for rate in best)],
-        ["roof", *[format_flop_rate(chip.peak(dtype))] * len(costs)],
-        ["slope", *[format_bandwidth(chip.bandwidth_bytes_per_second)] * len(costs)],
-        ["ridge", *[f"{chip.ridge(dtype):,.0f} FLOP/byte"] * len(costs)],
     ]
-    return table_html("Least times and what they are made of", ["", *times], rows)
+    return table_html("Least times and what they are made of", ["", *map(_short, times)], rows)

@@ -11,7 +11,7 @@ Ignores: what `servelab.roofline` ignores: the marks are bounds.
 from __future__ import annotations
 
 from servelab import hardware
-from servelab.explore.roof import Mark, draw_roofline, said_intensity, said_mark
+from servelab.explore.roof import Mark, draw_roofline, said_chip, said_intensity, said_mark
 from servelab.hardware import Accelerator
 from servelab.live.asked import (
     chip_choice,
@@ -35,7 +35,6 @@ from servelab.roofline import (
 )
 from servelab.units import (
     dtype_bits,
-    format_bandwidth,
     format_flop,
     format_flop_rate,
     format_seconds,
@@ -82,7 +81,7 @@ def answer(values: Values, action: str) -> Answer:
     exact = matmul(rows, d_in, d_out, dtype, dtype)
     weights = Cost(exact.flop, size_bytes(d_in * d_out, dtype), 0)
     marks = [Mark("exact", exact), Mark("weights only", weights)]
-    words = [_of_chip(chip, dtype), _of_matrix(rows, d_in, d_out, exact, weights, chip, dtype)]
+    words = [said_chip(chip, dtype), _of_matrix(rows, d_in, d_out, exact, weights, chip, dtype)]
     with_step = values["model"] != _NONE
     if with_step:
         marks.append(_step(values, dtype))
@@ -100,14 +99,6 @@ def _step(values: Values, dtype: str) -> Mark:
     pair = (1, tokens - 1) if values["phase"] == "decode" else (tokens, 0)
     cost = step_cost(spec, [pair] * batch, "last", dtype, dtype, dtype)
     return Mark(f"{spec.name}, {values['phase']}", cost)
-
-
-def _of_chip(chip: Accelerator, dtype: str) -> str:
-    return (
-        f"{chip.label} in {dtype}: {format_flop_rate(chip.peak(dtype))} over "
-        f"{format_bandwidth(chip.bandwidth_bytes_per_second)}, "
-        f"ridge {chip.ridge(dtype):,.0f} FLOP/byte."
-    )
 
 
 def _of_matrix(
