@@ -14,6 +14,7 @@ Ignores: flags that change no number here; what activations and graphs take, unl
 import json
 import math
 import shlex
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -135,9 +136,9 @@ def serve_line(
     _check_length(spec, length)
     _check_block(block_size)
     _check_dcp(spec, dcp)
-    own = "bf16" if spec.weight_dtype == "fp32" else spec.weight_dtype
-    cache_name = _cache_name(kv_dtype, own)
     weights_name = _weights_name(weight_dtype)
+    own = weight_dtype or ("bf16" if spec.weight_dtype == "fp32" else spec.weight_dtype)
+    cache_name = _cache_name(kv_dtype, own)
     left = budget(spec, chip, utilization, weight_dtype, reserve_bytes, tp=tp, pp=pp)
     room = max(left.available_bytes, 0)
     if left.available_bytes <= 0:
@@ -287,8 +288,7 @@ def _step_tokens(
 ) -> tuple[int, str]:
     """Return the tokens of a step, and why."""
     if ttft is None and tpot is None:
-        tokens = _default_tokens(chip, device_bytes)
-        return max(tokens, _rounded_up(users)), "vLLM's default for this chip, made explicit"
+        return _default_tokens(chip, device_bytes), "vLLM's default for this chip, made explicit"
 
     def seconds(chunk: int) -> float:
         step = [*[(1, length - 1)] * users, (chunk, max(length - chunk, 0))]
@@ -381,7 +381,16 @@ def script(line: ServeLine, title: str) -> Iterator[str]:
     vllm serve 'my model' \\
       --max-num-seqs 4
     """
-    yield f"# {title}; flags of vLLM {line.version}"
-    for flag in line.flags:
-        yield f"# {flag.name} {flag.value}: {flag.reason}"
+    for remark in (
+        f"{title}; flags of vLLM {line.version}",
+        *(f"{flag.name} {flag.value}: {flag.reason}" for flag in line.flags),
+    ):
+        yield textwrap.fill(
+            remark,
+            80,
+            initial_indent="# ",
+            subsequent_indent="#   ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
     yield line.command
