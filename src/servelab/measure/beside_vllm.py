@@ -1,226 +1,68 @@
 """The same prompts through a real vLLM and through our engine: tokens and times side by side.
 
-Models: greedy batches of prompts of one length of output each, both engines in turn; a step is the
-difference between many tokens and one, over the steps between.
+Models: greedy batches, both engines in turn; a step is the difference between many tokens and one,
+over the steps between; records of it, one JSON file each.
 
-Assumes: vLLM is installed here, or ``SERVELAB_VLLM_PYTHON`` names an interpreter that has it; it
-runs as a process of its own and waits behind a pipe while ours decodes.
+Assumes: the median of the rounds stands for a step.
 
-Ignores: sampling at random, prefix caching (off in both), the server around vLLM.
+Ignores: what else ran on the machine meanwhile; ``note`` is the place to say it.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import argparse
+import datetime
 import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import perf_counter
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-from servelab.measure.device import Device
+from servelab.measure.device import Device, probe
 from servelab.measure.records import record_name
-from servelab.serving import Engine, Runner, SamplingParams
-from servelab.units import check_count, check_positive
+from servelab.measure.vllm_process import VARIABLE, Generates, Ours, Vllm, interpreter
+from servelab.units import check_count, check_positive, format_seconds
 
-#: Names the interpreter of an environment that has vLLM.
-VARIABLE = "SERVELAB_VLLM_PYTHON"
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "vllm"
-_WORKER = Path(__file__).with_name("_vllm_worker.py")
 _SCHEMA = 1
-
-
-def interpreter() -> Path | None:
-    """Return the interpreter that can import vLLM, None where none is known.
-
-    Raises: ``FileNotFoundError`` where the variable names no file.
-    """
-    named = os.environ.get(VARIABLE)
-    if named:
-        if not Path(named).is_file():
-            raise FileNotFoundError(f"{VARIABLE} names {named!r}, which is no file")
-        return Path(named)
-    return Path(sys.executable) if importlib.util.find_spec("vllm") else None
-
-
-class Generates(Protocol):
-    """Whoever answers a batch of prompts greedily."""
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], lengths: Sequence[int]
-    ) -> tuple[float, list[list[int]]]:
-        """Return the seconds until all are answered, and the tokens of each."""
-
-
-class Vllm:
-    """A vLLM that waits for batches, in a process of its own.
-
-    Parameters: ``folder`` of the checkpoint; ``python`` that has vLLM; ``threads`` on a CPU;
-    ``log`` file for what it prints (None: a temporary one); ``settings`` of ``vllm.LLM``, such as
-    dtype and max_model_len.
-    Raises: ``RuntimeError`` with the last line that it printed, where it does not start or breaks
-    off.
-    """
-
-    def __init__(
-        self, folder: Path, python: Path, threads: int, log: Path | None = None, **settings: Any
-    ) -> None:
-        self._scratch = tempfile.TemporaryDirectory()
-        self.log = log or Path(self._scratch.name) / "vllm.log"
-        told = {"model": str(folder), "enable_prefix_caching": False} | settings
-        with self.log.open("w", encoding="utf-8") as out:
-            self._process = subprocess.Popen(
-                [str(python), "-P", str(_WORKER), json.dumps(told)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=out,
-                env=os.environ | _environment(python, check_count("threads", threads)),
-                text=True,
-            )
-        self.version: str = self._read()["vllm"]
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], lengths: Sequence[int]
-    ) -> tuple[float, list[list[int]]]:
-        """Return the seconds until all prompts are answered, and the tokens of each."""
-        assert self._process.stdin is not None
-        print(json.dumps([list(map(list, prompts)), list(lengths)]), file=self._process.stdin)
-        self._process.stdin.flush()
-        seconds, tokens = self._read()
-        if [len(answer) for answer in tokens] != list(lengths):
-            raise RuntimeError("vLLM answered with other lengths than were asked for")
-        return float(seconds), tokens
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
-        self._scratch.cleanup()
-
-    def __enter__(self) -> Vllm:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _read(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if line:
-            return json.loads(line)
-        said = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        self.close()
-        raise RuntimeError(f"vLLM did not answer; it last said: {said[-1] if said else 'nothing'}")
-
-
-class Ours:
-    """Our engine on a runner, with blocks for whatever it is asked.
-
-    Parameters: ``runner``; ``block_size`` in tokens.
-    """
-
-    def __init__(self, runner: Runner, block_size: int = 16) -> None:
-        self.runner, self.block_size = runner, block_size
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], lengths: Sequence[int]
-    ) -> tuple[float, list[list[int]]]:
-        """Return the seconds until all prompts are answered, and the tokens of each."""
-        pairs = list(zip(prompts, lengths, strict=True))
-        engine = Engine(
-            self.runner,
-            1 + sum(-(-(len(prompt) + length) // self.block_size) for prompt, length in pairs),
-            self.block_size,
-            max_num_seqs=len(pairs),
-            enable_prefix_caching=False,
-        )
-        began = perf_counter()
-        requests = [
-            engine.add(list(prompt), SamplingParams(temperature=0, max_tokens=n, ignore_eos=True))
-            for prompt, n in pairs
-        ]
-        while engine.unfinished:
-            engine.step()
-        seconds = perf_counter() - began
-        return seconds, [list(request.sequences[0].output_token_ids) for request in requests]
-
-
-def _environment(python: Path, threads: int) -> dict[str, str]:
-    """Return what vLLM is told: nothing from the network, and its cores where it runs on a CPU."""
-    root = python.parent.parent
-    preload = [
-        *root.glob("lib/libiomp5.so"),
-        *Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"),  # where it is installed
-    ]
-    return {
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
-        "OMP_NUM_THREADS": str(threads),
-        "LD_PRELOAD": ":".join(map(str, preload)),
-    }
-
-
-# --- what was found -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Batch:
     """One batch through both engines.
 
-    Fields: ``prompts`` and ``new_tokens`` of each; ``vllm_tokens`` the tokens that vLLM wrote;
-    ``equal`` how many of the answers ours wrote alike; ``vllm_seconds``, ``ours_seconds`` of a
-    decode step, one for each round.
+    Fields: ``size`` prompts of ``new_tokens`` each; ``equal`` how many answers both wrote alike;
+    ``vllm_seconds``, ``ours_seconds`` of a decode step, one for each round; ``prompts`` and
+    ``vllm_tokens``, what was asked and what vLLM wrote (empty where it was not kept).
     """
 
-    prompts: tuple[tuple[int, ...], ...]
+    size: int
     new_tokens: int
-    vllm_tokens: tuple[tuple[int, ...], ...]
     equal: int
     vllm_seconds: tuple[float, ...]
     ours_seconds: tuple[float, ...]
+    prompts: tuple[tuple[int, ...], ...] = ()
+    vllm_tokens: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
+        check_count("size", self.size)
+        check_count("new_tokens", self.new_tokens, minimum=2)
+        if check_count("equal", self.equal, minimum=0) > self.size:
+            raise ValueError(f"equal must be at most {self.size}, got {self.equal}")
         for name in ("prompts", "vllm_tokens"):
             rows = tuple(tuple(row) for row in getattr(self, name))
             for token in (token for row in rows for token in row):
                 check_count(name, token, minimum=0)
+            if rows and len(rows) != self.size:
+                raise ValueError(f"{name} must be {self.size} or none, got {len(rows)}")
             object.__setattr__(self, name, rows)
         for name in ("vllm_seconds", "ours_seconds"):
             samples = tuple(check_positive(name, value) for value in getattr(self, name))
             object.__setattr__(self, name, samples)
         if not self.vllm_seconds or len(self.vllm_seconds) != len(self.ours_seconds):
             raise ValueError("both engines must have as many samples, and one at least")
-        if self.vllm_tokens and len(self.vllm_tokens) != len(self.prompts):
-            raise ValueError(f"{len(self.prompts)} prompts have {len(self.vllm_tokens)} answers")
-        if not 0 <= self.equal <= len(self.prompts):
-            raise ValueError(f"equal must be at most {len(self.prompts)}, got {self.equal}")
-
-    @property
-    def size(self) -> int:
-        """Return the number of prompts."""
-        return len(self.prompts)
 
     @property
     def vllm_step(self) -> float:
@@ -318,10 +160,66 @@ def compare(
             steps.append((seconds[0], seconds[1]))
     theirs, own = answers
     return Batch(
-        tuple(map(tuple, prompts)),
+        len(prompts),
         new_tokens,
-        tuple(map(tuple, theirs)) if keep_tokens else (),
         sum(a == b for a, b in zip(theirs, own, strict=True)),
         tuple(step for step, _ in steps),
         tuple(step for _, step in steps),
+        tuple(map(tuple, prompts)) if keep_tokens else (),
+        tuple(map(tuple, theirs)) if keep_tokens else (),
     )
+
+
+def story_prompts(runner: Any) -> list[list[int]]:
+    """Return the beginnings of eight stories as the bundled model's tokens."""
+    heroes = (
+        "hare Otto, mouse Elsa, fox Tilda, frog Hugo, hen Ruby, badger Ben, goat Henry, duck Lena"
+    )
+    kinds = (hero.split() for hero in heroes.split(", "))
+    texts = (f"Once there was a {kind} named {name}." for kind, name in kinds)
+    return [list(runner.tokenizer.encode(text)) for text in texts]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compare on the bundled model in fp32, print, and keep the record; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m servelab.measure.beside_vllm",
+        description="The bundled model in fp32 through a real vLLM and through our engine: tokens "
+        f"and the time of a step; keeps a record. {VARIABLE} names an interpreter that has vLLM.",
+    )
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder; default: package data")
+    parser.add_argument("--note", default="", help="what a reader of the record should know")
+    parser.add_argument("--rounds", type=int, default=5, help="that are timed")
+    options = parser.parse_args(arguments)
+    python = interpreter()
+    if python is None:
+        parser.error(f"no vLLM here: install it, or name its interpreter in {VARIABLE}")
+    import torch
+
+    from servelab.decoder import BUNDLED_CHECKPOINT, TorchRunner
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so small a model is slower on two
+    runner = TorchRunner.from_pretrained(BUNDLED_CHECKPOINT, "cpu", dtype="fp32", pack=True)
+    prompts = story_prompts(runner)
+    print("starting vLLM, which compiles first: a minute or two", file=sys.stderr)
+    with Vllm(
+        BUNDLED_CHECKPOINT, python, threads, dtype="float32", max_model_len=512, max_num_seqs=8
+    ) as vllm:
+        batches = tuple(
+            compare(vllm, Ours(runner), prompts[:size], 65, options.rounds, size == 8)
+            for size in (1, 8)
+        )
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        record = Beside(today, options.note, probe(), vllm.version, "stories", "fp32", batches)
+    print(f"vLLM {record.vllm}, {record.device.line}")
+    for batch in record.batches:
+        steps = [format_seconds(seconds) for seconds in (batch.vllm_step, batch.ours_step)]
+        alike = f"{batch.equal} of {batch.size} answers equal"
+        print(f"batch {batch.size}: {alike}; a step: vLLM {steps[0]}, ours {steps[1]}")
+    print(record.save(options.out))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
