@@ -200,7 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small a model is slower on two
-    runner = TorchRunner.from_pretrained(BUNDLED_CHECKPOINT, "cpu", dtype="fp32", pack=True)
+    runner = TorchRunner.from_pretrained(BUNDLED_CHECKPOINT, "cpu", dtype="fp32")
     prompts = story_prompts(runner)
     print("starting vLLM, which compiles first: a minute or two", file=sys.stderr)
     with Vllm(
