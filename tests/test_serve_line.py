@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "stages": ({"pp": 37}, "36 layers, too few for 37"),
     "no room": ({"utilization": 0.15}, "leave nothing of the .*0.15 allows"),
     "not one request": ({"utilization": 0.2, "length": 40_960}, "needs 5.62 GiB.*at most [1-9]"),
-    "not in time": ({"tpot_seconds": 1e-3}, "not one request of 8,192 tokens meets the TPOT"),
+    "not in time": ({"tpot_seconds": 1e-3}, "not one request of 8,192 tokens meets a TPOT of 1.00 ms"),
     "context parallel": ({"tp": 8, "dcp": 2}, "8 heads over 8 ranks allow 1, got 2"),
     "group": ({"tp": 24, "dcp": 3}, "3 does not divide the 4 query heads"),
 }

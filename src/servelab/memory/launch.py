@@ -175,8 +175,10 @@ def serve_line(
             return fits, Users(fits.sequences, "memory", "capacity", none)
         found = max_users(spec, chip, room, prompt, length - prompt, *targets, **told)
         if not found.users:
+            missed = tpot_seconds if found.target == "tpot" else ttft_seconds
             raise ValueError(
-                f"not one request of {length:,} tokens meets the {found.target.upper()} asked for"
+                f"not one request of {length:,} tokens meets a {found.target.upper()} of "
+                f"{format_seconds(missed or 0)}: the bound of a single one is longer"
             )
         return fits, found
 
