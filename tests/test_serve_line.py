@@ -170,7 +170,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "stages": ({"pp": 37}, "36 layers, too few for 37"),
     "no room": ({"utilization": 0.15}, "leave nothing of the .*0.15 allows"),
     "not one request": ({"utilization": 0.2, "length": 40_960}, "needs 5.62 GiB.*at most [1-9]"),
-    "not in time": ({"tpot_seconds": 1e-3}, "not one request of 8,192 tokens meets a TPOT of 1.00 ms"),
+    "not in time": (
+        {"tpot_seconds": 1e-3},
+        "not one request of 8,192 tokens meets a TPOT of 1.00 ms",
+    ),
     "context parallel": ({"tp": 8, "dcp": 2}, "8 heads over 8 ranks allow 1, got 2"),
     "group": ({"tp": 24, "dcp": 3}, "3 does not divide the 4 query heads"),
 }
@@ -195,11 +198,12 @@ def test_the_command_prints_a_script_that_a_shell_reads_as_meant(run: Run, tmp_p
         words = ["fit", str(config), "--hw", "h100-sxm-80gb", "--emit", "vllm"]
         code, out, err = run(shlex.join(words))
         assert (code, err) == (0, "")
-        assert all(row.startswith("# --") for row in out.splitlines()[1:8])
+        comments = re.findall(r"^# (--\S+) \S+: .+", out, re.M)
         shell = f'vllm() {{ printf "%s\\n" vllm "$@"; }}\n{out}'
         heard = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True)
         told = json.loads(run(shlex.join([*words, "--json"]))[1])
         assert heard.stdout.splitlines() == told["arguments"]
+        assert comments == told["arguments"][3::2] == [flag["name"] for flag in told["flags"]]
         assert heard.stdout.splitlines()[2] == str(folder)
 
 
