@@ -24,7 +24,7 @@ ROOMS: dict[str, set[str]] = {
     "explore": set(),
     "live": set(),
     "decoder": {"torch", "numpy", "safetensors", "tokenizers", "triton"},
-    "measure": {"torch", "numpy"},
+    "measure": {"torch", "numpy", "vllm"},  # the last in a process of its own
     "plots": {"matplotlib", "numpy"},
     "check": {"torch", "numpy", "nbclient", "nbformat"},
     "cli": {"click"},

@@ -7,10 +7,12 @@ from typing import Any
 import click
 
 from servelab import memory
+from servelab.cli import emit as emitted
 from servelab.cli import options
 from servelab.cli.output import answer, wrapped
 from servelab.hardware import Accelerator
 from servelab.memory import Budget, Capacity
+from servelab.memory.launch import serve_line
 from servelab.models import ModelSpec
 from servelab.units import format_bytes, format_seconds
 
@@ -19,6 +21,7 @@ from servelab.units import format_bytes, format_seconds
     epilog=options.examples(
         "fit qwen3-8b --hw h100-sxm-80gb --util 0.9 --max-model-len 8K",
         "fit qwen3-8b --hw h100-sxm-80gb --max-model-len 8K --tpot 15ms",
+        "fit qwen3-8b --hw h100-sxm-80gb --max-model-len 8K --emit vllm",
     )
 )
 @options.config_argument
@@ -77,8 +80,15 @@ from servelab.units import format_bytes, format_seconds
     show_default=True,
     help="Share of the bound's speed that is reached, as measured.",
 )
+@click.option(
+    "--emit",
+    type=click.Choice(["vllm"]),
+    help="Print the `vllm serve` line that follows, each flag with its reason.",
+)
 @options.json_option
+@click.pass_context
 def command(
+    context: click.Context,
     spec: ModelSpec,
     chip: Accelerator,
     utilization: float,
@@ -97,6 +107,7 @@ def command(
     ttft: float | None,
     prompt: int | None,
     efficiency: float,
+    emit: str | None,
     as_json: bool,
 ) -> None:
     """Users that fit on a chip, and the limit hit first.
@@ -105,6 +116,33 @@ def command(
     full length these serve; under a target of latency, how many are served in time.
     """
     length = options.or_longest(max_model_len, spec)
+    if emit:
+        if engine != "vllm":
+            raise click.UsageError(f"--emit vllm counts as vllm does, not as --engine {engine}")
+        line = serve_line(
+            spec,
+            chip,
+            emitted.served_name(context.meta[options.CONFIG_TEXT]),
+            length,
+            utilization=utilization,
+            kv_dtype=kv_dtype,
+            weight_dtype=weight_dtype,
+            reserve_bytes=reserve_bytes,
+            prompt_tokens=prompt,
+            tpot_seconds=tpot,
+            ttft_seconds=ttft,
+            precision=None
+            if tpot is None and ttft is None
+            else options.precision_of(spec, kv_dtype, weight_dtype, compute_dtype),
+            efficiency=efficiency,
+            block_size=block_size,
+            max_num_batched_tokens=max_num_batched_tokens,
+            tp=tp,
+            pp=pp,
+            dcp=dcp,
+        )
+        answer(as_json, emitted.values(line), emitted.text(line, spec.name, chip.name))
+        return
     kv_dtype = kv_dtype or options.served_dtype(spec)
     if weight_dtype is None and spec.published_weight_bytes is None:
         weight_dtype = options.served_dtype(spec)

@@ -186,6 +186,9 @@ KV_FORMAT = Parsed(
 
 # --- models and chips ---------------------------------------------------------------------------
 
+#: Under this key a context keeps CONFIG as it was written.
+CONFIG_TEXT = "servelab.config"
+
 
 def _read_model(text: str) -> ModelSpec:
     from servelab.cli.configs import read_model
@@ -200,6 +203,14 @@ def _model_names() -> Iterable[str]:
 
 
 class _Config(Parsed):
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        """Return the model, and keep what was written: it may name more than the model's shape."""
+        if ctx is not None and isinstance(value, str):
+            ctx.meta[CONFIG_TEXT] = value
+        return super().convert(value, param, ctx)
+
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:

@@ -114,6 +114,12 @@ SHAPES: tuple[tuple[str, str], ...] = (
         "vllm",
         r"Available memory:~(?P<available>[0-9]{6,15}),~total memory:~(?P<total>[0-9]{6,15})(?!\d)",
     ),
+    # vLLM on a CPU: two sizes before their unit, the second the node's
+    (
+        "vllm",
+        rf"(?:Explicitly|Auto) set \((?=(?P<available>{_DECIMAL}/{_DECIMAL}\) GiB)){_DECIMAL}"
+        rf"/(?P<total>{_DECIMAL}\) GiB) for KV cache",
+    ),
     ("vllm", rf"Free memory on device (?:\w{{2,5}}:\d{{1,2}} )?\({_DECIMAL}/{{total}}\)"),
     ("vllm", r"esired GPU memory utilization (?:is )?\({utilization}, {usable}\)"),
     (

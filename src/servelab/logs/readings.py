@@ -204,8 +204,8 @@ def _number(name: str, written: str) -> tuple[str, float, float, float, str]:
     if kind == "word":
         return "", 0, 0, 0, written
     digits, label = written.replace(",", ""), ""
-    if kind == "size":
-        digits, label = re.fullmatch(r"([-\d.]+)\s*([A-Za-z]*)", digits).groups()  # type: ignore[union-attr]
+    if kind == "size":  # "(1.0/23.54) GiB" has one unit for two sizes
+        digits, label = re.fullmatch(r"([-\d.]+)(?:/[\d.]+)?\)?\s*([A-Za-z]*)", digits).groups()  # type: ignore[union-attr]
     decimals = len(digits.partition(".")[2])
     if kind == "count":
         return unit or "", *(parse_tokens(written),) * 3, ""

@@ -5,6 +5,7 @@ from servelab.memory.capacity import Capacity, Settings, max_sequences, sequence
 from servelab.memory.engines import ENGINES, capacity
 from servelab.memory.formats import FORMATS, token_bytes
 from servelab.memory.latency import Limit, Users, max_users
+from servelab.memory.launch import ServeFlag, ServeLine, serve_line, vllm_flags
 from servelab.memory.search import max_context, max_engine_context, suggested_context
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "Budget",
     "Capacity",
     "Limit",
+    "ServeFlag",
+    "ServeLine",
     "Settings",
     "Users",
     "budget",
@@ -23,6 +26,8 @@ __all__ = [
     "max_sequences",
     "max_users",
     "sequence_bytes",
+    "serve_line",
     "suggested_context",
     "token_bytes",
+    "vllm_flags",
 ]
