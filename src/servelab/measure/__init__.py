@@ -1,18 +1,31 @@
 """The machine you run on: what it is, and what its roofs are when measured."""
 
+from servelab.measure.calibration import Calibration, cross_checked, fit, typical
 from servelab.measure.device import Device, device_line, probe
 from servelab.measure.records import Measurement, Record, fastest, load_records
+from servelab.measure.sweep import bound_of, cost_of, sweep, unexplained
 from servelab.measure.timing import linears, roofs, sample_seconds
+from servelab.measure.workload import Workload, serve
 
 __all__ = [
+    "Calibration",
     "Device",
     "Measurement",
     "Record",
+    "Workload",
+    "bound_of",
+    "cost_of",
+    "cross_checked",
     "device_line",
     "fastest",
+    "fit",
     "linears",
     "load_records",
     "probe",
     "roofs",
     "sample_seconds",
+    "serve",
+    "sweep",
+    "typical",
+    "unexplained",
 ]
