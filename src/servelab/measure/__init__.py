@@ -3,7 +3,7 @@
 from servelab.measure.calibration import Calibration, cross_checked, fit, typical
 from servelab.measure.device import Device, device_line, probe
 from servelab.measure.records import Measurement, Record, fastest, load_records
-from servelab.measure.sweep import bound_of, cost_of, sweep, unexplained
+from servelab.measure.sweeps import bound_of, cost_of, sweep, unexplained
 from servelab.measure.timing import linears, roofs, sample_seconds
 from servelab.measure.workload import Workload, serve
 

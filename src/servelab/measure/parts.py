@@ -9,7 +9,7 @@ kernels read, the gather of attention alone, a whole step with such matrices (on
 CUDA graph), and a hollow model, as deep as this one and with hardly any width, which pays for the
 calls and for nothing else.
 
-Assumes: the times of parts that are executed alone add up to the step's; `servelab.measure.sweep`
+Assumes: the times of parts that are executed alone add up to the step's; `servelab.measure.sweeps`
 records both, and the difference is shown.
 
 Ignores: rows of several kinds in one step. Keys and values are random, not those of any text.

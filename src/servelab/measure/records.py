@@ -72,7 +72,7 @@ class Measurement:
         "paged_decode_bandwidth": "B/s",  # one layer's attention through block tables
         "eager_step_bandwidth": "B/s",  # a model's decode step, launched kernel by kernel
         "graph_step_bandwidth": "B/s",  # the same step, replayed as a CUDA graph
-        # `servelab.measure.sweep`: a step and its parts (see `servelab.measure.parts`)
+        # `servelab.measure.sweeps`: a step and its parts (see `servelab.measure.parts`)
         "step": "1/s",
         **dict.fromkeys(PARTS, "1/s"),
     }
@@ -293,7 +293,19 @@ def fastest(records: Sequence[Record]) -> Record:
         key = (measurement.quantity, measurement.dtype, measurement.model, measurement.shape)
         if key not in best or measurement.median_seconds < best[key].median_seconds:
             best[key] = measurement
-    return replace(records[0], measurements=tuple(best.values()))
+    workloads: dict[str, Workload] = {}
+    for work in (work for record in records for work in record.workloads):
+        kept = workloads.get(work.model)
+        if kept is None or _ends(work) < _ends(kept):
+            workloads[work.model] = work
+    return replace(
+        records[0], measurements=tuple(best.values()), workloads=tuple(workloads.values())
+    )
+
+
+def _ends(work: Workload) -> float:
+    """Return the mean second of the last token of a workload's runs."""
+    return statistics.mean(max(last for _, last in run) for run in work.runs)
 
 
 def _one_line(match: re.Match[str]) -> str:

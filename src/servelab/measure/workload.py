@@ -113,7 +113,7 @@ def mixed(
     """Return ``count`` requests, ``rate`` per second on average, lengths drawn evenly in ranges.
 
     >>> mixed(2, rate=10, prompt=(4, 8), output=(1, 3))
-    ((0.0, 7, 2), (0.0539..., 4, 3))
+    ((0.0, 7, 2), (0.004133, 8, 2))
     """
     draw, clock, rows = random.Random(seed), 0.0, []
     check_positive("rate", rate)
