@@ -477,8 +477,15 @@ def test_a_step_and_its_parts_are_of_the_shapes_they_are_called_by(
     wanted = {"step", "bookkeeping", "staging", "matrices", "attention", "elementwise"}
     assert wanted | {"sampling", "matrices_cold", "hollow"} <= apart
     assert apart <= {"step", *measure.records.PARTS}
-    by_name = {m.quantity: m for m in found if m.shape == (2, 1, 40)}
-    assert isinstance(measure.unexplained(by_name["step"], by_name), float)
+    record = dataclasses.replace(SWEEP, measurements=(*RECORD.measurements, *found))
+    assert measure.taken_apart(record) == [("stories", (2, 1, 40))]
+    took = measure.causes(record, "stories", (2, 1, 40))
+    step = measure.parts_of(record, "stories", (2, 1, 40))
+    whole = step["step"].median_seconds + step["bookkeeping"].median_seconds
+    assert sum(took.values()) == pytest.approx(whole)
+    assert all(seconds >= 0 for name, seconds in took.items() if name != "not accounted for")
+    with pytest.raises(ValueError, match="has no step of stories with shape"):
+        measure.causes(record, "stories", (3, 1, 40))
 
 
 def test_the_parts_do_the_work_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

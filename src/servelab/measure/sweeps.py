@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
 
 import torch
 
@@ -236,9 +235,3 @@ def _effort(full: bool) -> tuple[int, int, float]:
 def _fits(name: str, device: Device) -> bool:
     needed = 2.2 * models.get(name).params_total
     return device.memory_bytes is None or needed < 0.6 * device.memory_bytes
-
-
-def unexplained(step: Measurement, parts: dict[str, Measurement]) -> float:
-    """Return the seconds of a step that its parts, each measured alone, do not add up to."""
-    summed = ("staging", "matrices", "attention", "elementwise", "sampling")
-    return step.median_seconds - sum(median(parts[name].seconds) for name in summed)
