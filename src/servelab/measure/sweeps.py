@@ -24,7 +24,7 @@ from servelab.decoder import PagedDecoder
 from servelab.hardware import Accelerator
 from servelab.measure.device import Device, probe
 from servelab.measure.parts import BLOCK_SIZE, StepRunner, bookkeeping, hollow, model_of
-from servelab.measure.records import Measurement, Record
+from servelab.measure.records import Measurement, Record, fastest
 from servelab.measure.timing import flush_buffer, roofs, sample_seconds
 from servelab.measure.workload import Arrivals, WallClockRunner, Workload, mixed, serve
 from servelab.models import Attention, ModelSpec
@@ -85,6 +85,8 @@ LARGE = {  # of a GPU
 def sweep(full: bool = False, note: str = "", say: Say | None = None) -> Record:
     """Return a record of today with the roofs, the steps, their parts and the workloads.
 
+    A full sweep measures the roofs before and after, and keeps of each the faster series.
+
     Parameters: ``full`` as for a record that is kept, some minutes; otherwise as for a notebook,
     seconds; ``note`` to keep with it; ``say`` called with a line before each measurement.
     """
@@ -103,6 +105,8 @@ def sweep(full: bool = False, note: str = "", say: Say | None = None) -> Record:
         if wanted.requests:
             workloads.append(served(name, model, wanted.requests, 3 if full else 1, tell))
         del model
+    if full:
+        record = fastest([record, replace(roofs(False, note, tell), date=record.date)])
     return replace(
         record,
         subject="sweep",

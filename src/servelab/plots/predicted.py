@@ -67,8 +67,7 @@ def one_to_one(
 
 
 def _panel(axes: Axes, groups: Mapping[str, Points], ends: list[float]) -> None:
-    line = {"color": COLORS["neutral"], "linewidth": 1.2, "label": "as predicted", "zorder": 1}
-    axes.plot(ends, ends, **line)
+    axes.plot(ends, ends, color=COLORS["neutral"], linewidth=1.2, label="as predicted", zorder=1)
     for number, (name, points) in enumerate(groups.items()):
         hollow = name.startswith("published")
         color = CYCLE[number % len(CYCLE)]
