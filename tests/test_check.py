@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from servelab import check as room
-from servelab import models, roofline
+from servelab import models, paging, roofline
 from servelab.check import Verdict, check, registry
 from servelab.check.exercise import Exercise, Number, Option, Pick, Wrong
 from servelab.check.function import Function, call
 from servelab.check.values import same, shown
 from servelab.check.verdict import MIME_TYPE
+from servelab.serving.request import State
+from servelab.serving.scheduler import Scheduler
 
 ROOT = Path(__file__).resolve().parents[1]
 EXERCISES = room.exercises()
@@ -79,6 +84,16 @@ def test_no_reference_and_no_mistake_looks_like_a_stub(one: Function) -> None:
     for function in (one.reference, *(wrong.answer for wrong in one.wrong)):
         assert callable(function)
         assert not all(call(function, given).is_stub for given in one.trial_inputs())
+
+
+@pytest.mark.parametrize(
+    "one", [one for one in EXERCISES if isinstance(one, Pick)], ids=lambda one: one.id
+)
+def test_the_options_of_a_choice_stand_in_the_chapter(one: Pick) -> None:
+    (page,) = (ROOT / "chapters").glob(f"{one.chapter:02d}_*.md")
+    text = " ".join(page.read_text(encoding="utf-8").split("\n## Exercises\n")[1].split())
+    for letter, option in one.options.items():
+        assert re.search(rf"\({letter}\) {re.escape(option.text.split(' that ')[0][:40])}", text)
 
 
 def test_every_chapter_has_exercises_of_every_sort_and_all_are_in_its_page() -> None:
@@ -300,6 +315,85 @@ def test_the_formula_of_a_steps_work_is_that_of_the_package() -> None:
     chapter = pytest.importorskip("servelab.check.chapter03")
     for spec, step in room.exercise("3.4").trial_inputs():  # type: ignore[attr-defined]
         assert chapter._flop(spec, step) == roofline.step_cost(spec, step).flop
+
+
+def test_a_write_copies_what_the_block_table_copies() -> None:
+    chapter = pytest.importorskip("servelab.check.chapter07")
+    rng, seen = random.Random(1), set()
+    for _ in range(300):
+        size = rng.choice([1, 2, 3, 4])
+        pool = paging.BlockPool(num_blocks=60, block_size=size)
+        tables = [paging.BlockTable(pool)]
+        for _ in range(rng.randint(1, 8)):
+            one = rng.choice(tables)
+            if one.num_tokens and rng.random() < 0.4:
+                tables.append(one.fork())
+            else:
+                one.append(rng.randint(1, 2 * size))
+        table = rng.choice(tables)
+        free, refs = pool.free_order(), dict(enumerate(pool.refs))
+        expected = chapter.append_token(table.blocks, table.num_tokens, size, refs, free)
+        copies = table.append(1)
+        assert expected == (list(table.blocks), copies)
+        seen.add(len(copies))
+    assert seen == {0, 1}
+
+
+def test_hits_and_keys_are_those_of_the_prefix_cache() -> None:
+    chapter = pytest.importorskip("servelab.check.chapter07")
+    for prompt_tokens, common, size in room.exercise("7.6").trial_inputs():  # type: ignore[attr-defined]
+        pool = paging.BlockPool(num_blocks=400, block_size=size)
+        cache_, first = paging.PrefixCache(pool), list(range(common)) + [-1] * size
+        table = paging.BlockTable(pool)
+        table.append(len(first), cache_.lookup(first))
+        cache_.publish(table, first)
+        found = cache_.lookup(list(range(prompt_tokens))).num_tokens
+        assert chapter.hit_tokens(prompt_tokens, common, size) == found
+        # One key for each block that the cache publishes.
+        assert len(chapter.block_keys(first, size, chapter.a_key)) == len(pool.index)
+
+
+def test_attention_through_a_table_is_that_of_the_backend() -> None:
+    torch = pytest.importorskip("torch")
+    from servelab.decoder import ReferenceAttention, StepBatch
+
+    reference = room.exercise("6.5").solution()
+    for given in room.exercise("6.5").trial_inputs():  # type: ignore[attr-defined]
+        query, keys, values, table, size, context = given
+        pool = paging.BlockPool(num_blocks=len(keys) // size + 1, block_size=size)
+        own = paging.BlockTable(pool)
+        own.append(context)
+        own._blocks[:] = table
+        batch = StepBatch.of([(1, context - 1)], [own])
+        layer = torch.stack([keys, values]).unflatten(1, (-1, size))  # (2, blocks, bs, K, d)
+        out = ReferenceAttention().attend(layer, query[None], batch, query.shape[1] ** -0.5, None)
+        assert same(reference(*given), out[0], 1e-9)  # type: ignore[operator]
+        slots = room.exercise("6.4").solution()
+        assert slots(table, size, 0, context) == own.slots()  # type: ignore[operator]
+
+
+def sequence_that_waits(place: int, tokens: int) -> Any:
+    """What the scheduler looks at of a sequence."""
+    return SimpleNamespace(
+        rank=(place, 0), name=str(place), token_ids=[0] * tokens, seats=1, state=State.WAITING,
+        num_computed_tokens=0, draws=tuple, request=SimpleNamespace(namespace={}), table=None,
+    )  # fmt: skip
+
+
+def test_admission_is_that_of_the_scheduler() -> None:
+    chapter = pytest.importorskip("servelab.check.chapter08")
+    chunked = refused = 0
+    for waiting, seats, budget, free, size in room.exercise("8.4").trial_inputs():  # type: ignore[attr-defined]
+        scheduler = Scheduler(free + 1, size, 0, budget, seats, False, None)
+        for place, tokens in enumerate(waiting):
+            scheduler.add(sequence_that_waits(place, tokens))
+        rows = scheduler.schedule().rows
+        expected = [(row.sequence.rank[0], row.new_tokens) for row in rows]
+        assert chapter.admit(waiting, seats, budget, free, size) == expected
+        chunked += any(new < waiting[place] for place, new in expected)
+        refused += len(expected) < len(waiting)
+    assert chunked
+    assert refused
 
 
 def test_bytes_per_token_are_those_of_the_models_reader() -> None:

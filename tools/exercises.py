@@ -22,11 +22,11 @@ from tools.notebooks import METADATA, ROOT
 README = """\
 # Exercises
 
-One notebook for each chapter of *The Physics of LLM Serving*. They need the package `servelab`, with
-what the decoder of chapter 6 needs: `pip install -e '.[all]'` in a clone of the book.
+One notebook for each chapter of *The Physics of LLM Serving*. They need the package `servelab`
+and what the decoder of chapter 6 needs: `pip install -e '.[all]'` in a clone of the book.
 
-Open a notebook, put your answers in the place of the dots, and run the cell: it says at once whether
-the answer is right and, if not, which mistake it looks like. A number is a number in the unit that
+Open a notebook, put your answers in the place of the dots, and run the cell: it says at once
+whether the answer is right and, if not, which mistake it looks like. A number is in the unit that
 the cell names, a choice is a text of letters such as "ab", and a function is tried on random inputs
 beside the package. An exercise that you leave as it is counts as not attempted.
 

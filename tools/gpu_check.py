@@ -3,8 +3,10 @@
 ``python tools/gpu_check.py [--out FOLDER]``, in under five minutes and with torch, triton, numpy
 and pytest alone: the tests that need a GPU; the roofs of the device; paged decode attention beside
 a copy of as many bytes; a decode step of two models with and without a CUDA graph. What was
-measured is stored as a record of `servelab.measure`. Exit code 0: all tests passed and the record
-is stored; 1: a test failed; 2: there is no CUDA device here, or the record exists already.
+measured is stored as a record of `servelab.measure`. ``--sweep`` measures whole steps, their parts
+and a workload besides, for chapter 9, some minutes more, and stores them as a record of their own.
+Exit code 0: all tests passed and the records are stored; 1: a test failed; 2: there is no CUDA
+device here, or a record exists already.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from servelab import models  # noqa: E402
 from servelab.decoder import KvStore, PagedDecoder, StepBatch  # noqa: E402
 from servelab.decoder.graphs import Capture, DecodeGraphs, Outputs  # noqa: E402
 from servelab.decoder.triton_attention import TritonAttention  # noqa: E402
-from servelab.measure import Measurement, roofs, sample_seconds  # noqa: E402
+from servelab.measure import Measurement, Record, roofs, sample_seconds, sweep  # noqa: E402
 from servelab.measure.records import FOLDER  # noqa: E402
 from servelab.models import Attention, ModelSpec  # noqa: E402
 from servelab.paging import PoolShape  # noqa: E402
@@ -194,6 +196,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder; default: package data")
     parser.add_argument("--note", default="", help="what a reader of the record should know")
     parser.add_argument("--replace", action="store_true", help="overwrite a record of this name")
+    parser.add_argument("--sweep", action="store_true", help="the sweep of chapter 9 as well")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print("no CUDA device here: nothing was checked and nothing measured", file=sys.stderr)
@@ -204,9 +207,18 @@ def main(arguments: list[str] | None = None) -> int:
     record = roofs(quick=True, note=options.note, progress=partial(print, "measuring", flush=True))
     free_bytes, _ = torch.cuda.mem_get_info()
     found = [m for series in measured(free_bytes) for m in series.values()]
-    record = replace(record, measurements=(*record.measurements, *found))
+    code = store(replace(record, measurements=(*record.measurements, *found)), options)
+    if options.sweep:  # last: if the time is over before it is, the rest is stored
+        torch.cuda.empty_cache()
+        say = partial(print, "measuring", flush=True)
+        code = max(code, store(sweep(full=True, note=options.note, say=say), options))
+    return code
+
+
+def store(record: Record, options: argparse.Namespace) -> int:
+    """Store a record; return the exit code."""
     try:
-        print(f"stored {record.save(options.out, options.replace)}")
+        print(f"stored {record.save(options.out, options.replace)}", flush=True)
     except FileExistsError as error:
         print(f"not stored: {error} (--replace, or another --out)", file=sys.stderr)
         return 2

@@ -106,7 +106,7 @@ EXERCISES: tuple[Exercise, ...] = (
                 "and a key run over?",
             ),
             "b": Option(
-                "the linear FLOP of a token",
+                "its linear FLOP",
                 "look at the shapes of the key and value projections.",
             ),
             "c": Option(

@@ -1,6 +1,8 @@
 """What was measured, on what, when: a record that can be checked and drawn.
 
-Models: measurements of one device on one day, each with its raw samples; one JSON file a record.
+Models: measurements of one device on one day, each with its raw samples; one JSON file a record, by
+the schema ``data/measurements/record.schema.json``. A record has one subject: the roofs alone, or
+the sweep of whole steps with the roofs that were measured beside it.
 
 Assumes: the median of the samples stands for the measurement.
 
@@ -15,14 +17,32 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from servelab.hardware import Accelerator
 from servelab.measure.device import Device
+from servelab.measure.workload import Workload
 from servelab.units import check_count, check_positive, dtype_bits
 
-SCHEMA = 1
+SCHEMA = 2
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "measurements"
+#: What `servelab.measure.parts` measures of a step.
+PARTS = (
+    "step_eager",
+    "step_packed",
+    "bookkeeping",
+    "staging",
+    "sampling",
+    "attention",
+    "matrices",
+    "matrices_cold",
+    "matrices_packed",
+    "gather",
+    "elementwise",
+    "hollow",
+)
+SCHEMA_FILE = FOLDER / "record.schema.json"
+Subject = Literal["roofs", "sweep"]
 
 
 @dataclass(frozen=True)
@@ -31,9 +51,11 @@ class Measurement:
 
     Parameters: ``quantity`` one of ``UNITS``; ``dtype`` of the elements; ``shape`` of the work: the
     elements of the buffer; rows, d_in, d_out of a matrix product; rows, context, query heads, KV
-    heads, head_dim, block size of attention; rows, context, layers, hidden size of a step;
-    ``amount`` of FLOP or bytes (read and written) in one execution; ``seconds`` of each execution,
-    warm-up left out, in order.
+    heads, head_dim, block size of attention; rows, context, layers, hidden size of a step from
+    `tools/gpu_check.py`; of all that has a ``model``: rows, new tokens of each, context behind the
+    step; ``amount`` of FLOP or bytes (read and written) in one execution, or 1 execution;
+    ``seconds`` of each execution, warm-up left out, in order; ``model`` that the step is one of, by
+    its bundled name (None: no whole model was run).
     Raises: ``TypeError``, ``ValueError`` that names the field and the rule it broke.
 
     >>> copied = Measurement("copy_bandwidth", "fp32", (250_000,), 2_000_000, (1e-3, 2e-3, 1e-3))
@@ -50,6 +72,9 @@ class Measurement:
         "paged_decode_bandwidth": "B/s",  # one layer's attention through block tables
         "eager_step_bandwidth": "B/s",  # a model's decode step, launched kernel by kernel
         "graph_step_bandwidth": "B/s",  # the same step, replayed as a CUDA graph
+        # `servelab.measure.sweeps`: a step and its parts (see `servelab.measure.parts`)
+        "step": "1/s",
+        **dict.fromkeys(PARTS, "1/s"),
     }
 
     quantity: str
@@ -57,8 +82,14 @@ class Measurement:
     shape: tuple[int, ...]
     amount: int
     seconds: tuple[float, ...]
+    model: str | None = None
 
     def __post_init__(self) -> None:
+        if (self.model is not None) != (self.UNITS.get(self.quantity) == "1/s"):
+            raise ValueError(
+                f"{self.quantity} with model {self.model!r}: a step and its parts have"
+                " one, nothing else has"
+            )
         if self.quantity not in self.UNITS:
             raise ValueError(
                 f"quantity must be one of {', '.join(self.UNITS)}, got {self.quantity!r}"
@@ -95,24 +126,29 @@ class Measurement:
         return (high - low) / self.median_seconds
 
 
-def record_name(date: str, device: Device) -> str:
-    """Return the name of a device's record of a day: date, device, size of the device."""
+def record_name(date: str, device: Device, subject: Subject = "roofs") -> str:
+    """Return the name of a device's record of a day: date, device, its size, subject if a sweep."""
     size = f" {device.cores} cores" if device.kind == "cpu" else ""
-    return f"{date}-{re.sub('[^a-z0-9]+', '-', (device.name + size).lower()).strip('-')}"
+    words = device.name + size + (f" {subject}" if subject != "roofs" else "")
+    return f"{date}-{re.sub('[^a-z0-9]+', '-', words.lower()).strip('-')}"
 
 
 @dataclass(frozen=True)
 class Record:
     """The measurements of one device.
 
-    Parameters: ``date`` as YYYY-MM-DD; ``device``; ``measurements``; ``note`` on the circumstances.
-    Raises: ``ValueError`` where the date is not one, or nothing was measured.
+    Parameters: ``date`` as YYYY-MM-DD; ``device``; ``measurements``; ``note`` on the circumstances;
+    ``subject`` "roofs" or "sweep"; ``workloads`` that were served, in a sweep.
+    Raises: ``ValueError`` where the date is not one, nothing was measured, or the subject is
+    another.
     """
 
     date: str
     device: Device
     measurements: tuple[Measurement, ...]
     note: str = ""
+    subject: Subject = "roofs"
+    workloads: tuple[Workload, ...] = ()
 
     def __post_init__(self) -> None:
         try:
@@ -123,12 +159,15 @@ class Record:
             raise TypeError(f"note must be a text, got {self.note!r}")
         if not self.measurements:
             raise ValueError("measurements must hold at least one, got none")
+        if self.subject not in ("roofs", "sweep"):
+            raise ValueError(f"subject must be 'roofs' or 'sweep', got {self.subject!r}")
         object.__setattr__(self, "measurements", tuple(self.measurements))
+        object.__setattr__(self, "workloads", tuple(self.workloads))
 
     @property
     def name(self) -> str:
         """Return the record's name, which is also its file's: date, device, size of the device."""
-        return record_name(self.date, self.device)
+        return record_name(self.date, self.device, self.subject)
 
     def best(self, quantity: str, dtype: str | None = None) -> Measurement:
         """Return the fastest measurement of a quantity, over all shapes; None: of any dtype.
@@ -171,9 +210,11 @@ class Record:
         whole = {
             "schema": SCHEMA,
             "date": self.date,
+            "subject": self.subject,
             "note": self.note,
             "device": asdict(self.device),
             "measurements": measurements,
+            "workloads": [asdict(workload) for workload in self.workloads],
         }
         text = json.dumps(whole, indent=1, ensure_ascii=False)
         # a list of numbers on one line: samples are data, not prose
@@ -186,16 +227,21 @@ class Record:
         Raises: ``ValueError`` that names the key and the rule it broke.
         """
         raw = _mapping(json.loads(text), "record")
-        _same_keys(raw, {"schema", "date", "note", "device", "measurements"}, "")
+        keys = {"schema", "date", "subject", "note", "device", "measurements", "workloads"}
+        _same_keys(raw, keys, "")
         if raw["schema"] != SCHEMA:
             raise ValueError(f"schema: must be {SCHEMA}, got {raw['schema']!r}")
-        if not isinstance(raw["measurements"], list):
-            raise ValueError(f"measurements: must be a list, got {raw['measurements']!r}")
+        for key in ("measurements", "workloads"):
+            if not isinstance(raw[key], list):
+                raise ValueError(f"{key}: must be a list, got {raw[key]!r}")
         device = _build(Device, raw["device"], "device")
         measurements = tuple(
             _measurement(m, f"measurements[{i}]") for i, m in enumerate(raw["measurements"])
         )
-        return cls(raw["date"], device, measurements, raw["note"])
+        workloads = tuple(
+            _build(Workload, w, f"workloads[{i}]") for i, w in enumerate(raw["workloads"])
+        )
+        return cls(raw["date"], device, measurements, raw["note"], raw["subject"], workloads)
 
     def save(self, folder: Path = FOLDER, replace: bool = False) -> Path:
         """Write the record to ``folder`` under its name and return the path.
@@ -210,8 +256,10 @@ class Record:
         return path
 
 
-def load_records(folder: Path = FOLDER) -> tuple[Record, ...]:
+def load_records(folder: Path = FOLDER, subject: Subject | None = None) -> tuple[Record, ...]:
     """Return the records of a folder, by default those that the package brings, oldest first.
+
+    Parameters: ``subject`` of the records wanted (None: all).
 
     Raises: ``ValueError`` that names the file, the key and the rule it broke.
 
@@ -220,6 +268,8 @@ def load_records(folder: Path = FOLDER) -> tuple[Record, ...]:
     """
     records = []
     for path in sorted(folder.glob("*.json")):
+        if path.name == SCHEMA_FILE.name:
+            continue
         try:
             record = Record.from_json(path.read_text(encoding="utf-8"))
             if record.name != path.stem:
@@ -227,7 +277,7 @@ def load_records(folder: Path = FOLDER) -> tuple[Record, ...]:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path.name}: {error}") from error
         records.append(record)
-    return tuple(records)
+    return tuple(record for record in records if subject in (None, record.subject))
 
 
 def fastest(records: Sequence[Record]) -> Record:
@@ -240,10 +290,22 @@ def fastest(records: Sequence[Record]) -> Record:
         raise ValueError(f"records must be of one device, got {[r.name for r in records]}")
     best: dict[tuple[object, ...], Measurement] = {}
     for measurement in (m for record in records for m in record.measurements):
-        key = (measurement.quantity, measurement.dtype, measurement.shape)
+        key = (measurement.quantity, measurement.dtype, measurement.model, measurement.shape)
         if key not in best or measurement.median_seconds < best[key].median_seconds:
             best[key] = measurement
-    return replace(records[0], measurements=tuple(best.values()))
+    workloads: dict[str, Workload] = {}
+    for work in (work for record in records for work in record.workloads):
+        kept = workloads.get(work.model)
+        if kept is None or _ends(work) < _ends(kept):
+            workloads[work.model] = work
+    return replace(
+        records[0], measurements=tuple(best.values()), workloads=tuple(workloads.values())
+    )
+
+
+def _ends(work: Workload) -> float:
+    """Return the mean second of the last token of a workload's runs."""
+    return statistics.mean(max(last for _, last in run) for run in work.runs)
 
 
 def _one_line(match: re.Match[str]) -> str:
@@ -261,7 +323,7 @@ def _same_keys(raw: dict[str, Any], wanted: set[str], where: str) -> None:
         raise ValueError(f"{where}{key}: {'is missing' if key in wanted else 'is not a known key'}")
 
 
-_T = TypeVar("_T", Device, Measurement)
+_T = TypeVar("_T", Device, Measurement, Workload)
 
 
 def _build(cls: type[_T], raw: object, where: str) -> _T:

@@ -91,7 +91,7 @@ def roofs(
     device = probe()
     _wake(device)
     samples = 7 if quick else 25
-    flush = torch.ones(_buffer_bytes(device) // 4, device=device.kind)  # fp32, one dimension
+    flush = flush_buffer(device)
 
     def measured(
         quantity: str, dtype: str, shape: tuple[int, ...], amount: int, work: Callable[[], object]
@@ -132,7 +132,7 @@ def linears(
     device, torch_dtype = probe(), TORCH_DTYPES[dtype]
     _wake(device)
     where = device.kind
-    flush = torch.ones(_buffer_bytes(device) // 4, device=where)  # fp32, one dimension
+    flush = flush_buffer(device)
     generator = torch.Generator(device=where).manual_seed(0)
     weight = torch.randn((d_out, d_in), device=where, generator=generator).to(torch_dtype)
     found = []
@@ -144,6 +144,15 @@ def linears(
         seconds = sample_seconds(work, samples, 1, budget_seconds, before=flush.sum)
         found.append(Measurement("linear_rate", dtype, (count, d_in, d_out), cost.flop, seconds))
     return tuple(found)
+
+
+def flush_buffer(device: Device) -> torch.Tensor:
+    """Return a buffer that no cache of the device holds: read, it takes the place of all else.
+
+    >>> flush_buffer(probe()).nbytes >= 4 * (probe().cache_bytes or 0)
+    True
+    """
+    return torch.ones(_buffer_bytes(device) // 4, device=device.kind)  # fp32, one dimension
 
 
 def _memory_rates(device: Device, measured: Callable[..., Measurement]) -> Iterator[Measurement]:
