@@ -26,7 +26,9 @@ from tools import browser  # noqa: E402
 
 ADDRESSES = (("img", "src"), ("source", "srcset"), ("object", "data"))
 # What only a screen needs.
-SCREEN_ONLY = ".headerlink, .live-bar, .copybtn, .panel-controls, script, .onlyprint, .prev-next-area"
+SCREEN_ONLY = (
+    ".headerlink, .live-bar, .copybtn, .panel-controls, script, .onlyprint, .prev-next-area"
+)
 MINUTE = 60_000
 STYLE = """
 @page { size: A4; margin: 18mm 16mm 20mm; }
@@ -74,19 +76,19 @@ def article(site: Path, page: str, pages: set[str]) -> Tag:
         tag.decompose()
     for details in found.find_all("details"):
         details["open"] = ""
-    for tag in found.find_all(id=True):
+    for tag in found.select("[id]"):
         tag["id"] = anchor(page, str(tag["id"]))
     for name in ("for", "aria-labelledby", "aria-describedby"):
-        for tag in found.find_all(attrs={name: True}):
+        for tag in found.select(f"[{name}]"):
             tag[name] = anchor(page, str(tag[name]))
     folder = posixpath.dirname(page)
     for name, key in ADDRESSES:
-        for tag in found.find_all(name, attrs={key: True}):
+        for tag in found.select(f"{name}[{key}]"):
             if not urlsplit(str(tag[key])).scheme:
                 tag[key] = posixpath.normpath(posixpath.join(folder, str(tag[key])))
     for link in found.find_all("a", href=True):
         retarget(link, page, pages)
-    found["class"] = ["bd-article"]
+    found["class"] = "bd-article"
     found["id"] = anchor(page)
     return found
 
@@ -120,7 +122,9 @@ def assemble(site: Path, config: Any, toc: Any) -> str:
     if head is None:
         raise ValueError("index.html has no head")
     styles = "".join(str(tag) for tag in head.find_all("link", rel="stylesheet"))
-    math = "".join(str(t) for t in head.find_all("script") if "MathJax" in str(t) or "mathjax" in str(t))
+    math = "".join(
+        str(t) for t in head.find_all("script") if "MathJax" in str(t) or "mathjax" in str(t)
+    )
     listed, bodies = [], []
     for caption, names in parts:
         if caption:
