@@ -4,7 +4,7 @@ BIN := .venv/bin
 PORT ?= 8000
 
 .DEFAULT_GOAL := help
-.PHONY: help book test notebooks serve exercises lint mutants bench bench-peers measure look clean
+.PHONY: help book pdf test notebooks serve exercises lint mutants bench bench-peers measure look clean
 
 help: ## list these targets
 	@echo "The Physics of LLM Serving. Targets:"
@@ -25,7 +25,11 @@ book: .venv/.stamp ## build the book into _build/html
 	@$(BIN)/jupyter-book build --all -W -n --keep-going --quiet .
 	@echo "==> Built: open _build/html/index.html, or run: make serve"
 
-test: .venv/.stamp ## lint, types, unit tests, every notebook cell, the book and its links
+pdf: book ## the whole book as one PDF, _build/book.pdf (needs Chromium)
+	@echo "==> Printing the book"
+	@$(BIN)/python tools/pdf.py
+
+test: .venv/.stamp ## lint, types, unit tests, every notebook cell, the book, its links and live pages
 	@$(BIN)/python tools/run_tests.py
 
 notebooks: .venv/.stamp ## run the chapters and store their outputs (NB=..., REFRESH=1)
@@ -67,4 +71,4 @@ look: book ## screenshots of every page, wide and narrow, light and dark (needs 
 
 clean: ## remove what was built; keep .venv
 	@echo "==> Removing build products"
-	@rm -rf _build .pytest_cache .mypy_cache .ruff_cache .hypothesis .jupyter_cache
+	@rm -rf _build _static/live/assets .pytest_cache .mypy_cache .ruff_cache .hypothesis .jupyter_cache

@@ -5,7 +5,8 @@ executed one of each in turn, so that whatever disturbs the machine disturbs the
 gives medians, the bound that the measured roofs set, and how much of it was reached; below it,
 ratios of medians. Absolute times are this machine's and this moment's; the ratios are what to
 compare. Then a service is simulated (``simulated.py``), and the engine is held against its goals
-(``serving_speed.py``; on a CPU). At the end, other calculators and ours answer the same question
+(``serving_speed.py``; on a CPU), and the live pages against theirs (``live_pages.py``; in the built
+book, where there is a browser). At the end, other calculators and ours answer the same question
 (``peers_config.py``; needs the package index).
 """
 
@@ -15,6 +16,7 @@ import argparse
 import statistics
 from collections.abc import Callable
 
+import live_pages
 import peers_config
 import serving_speed
 import simulated
@@ -131,6 +133,8 @@ def main() -> None:
             serving_speed.run(serving_speed.options_from(asked))
         else:
             print("the engine's goals here are a CPU's: see tools/gpu_check.py for a GPU's")
+    print()
+    live_pages.report()
     if not options.no_peers:
         print()
         try:

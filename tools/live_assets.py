@@ -76,8 +76,8 @@ def bring_node() -> tuple[str, str]:
     found = node_programs()
     if done.returncode or found is None:
         raise Missing(
-            f"The live pages need Node {OLDEST_NODE} or newer to be built; this machine has none and "
-            f"pip could not bring {', '.join(wanted)}: install Node, or look at pip's message above."
+            f"The live pages need Node {OLDEST_NODE} or newer to be built; this machine has none, "
+            f"and pip could not bring {', '.join(wanted)}: see its message above, or install Node."
         )
     return found
 
@@ -158,14 +158,14 @@ def write_wheel(target: Path) -> None:
 def notice() -> str:
     """Whose work stands in the folder, and under which licence."""
     package = json.loads((PACKAGES / "node_modules/pyodide/package.json").read_text())
-    return (
-        f"Pyodide {package['version']}: the files pyodide* are unchanged from its npm package, under "
-        f"the\nMozilla Public License 2.0 (https://www.mozilla.org/MPL/2.0/); their source is\n"
-        f"https://github.com/pyodide/pyodide, tag {package['version']}. They and python_stdlib.zip "
-        "contain CPython,\nunder the licence of the Python Software Foundation "
-        "(https://docs.python.org/3/license.html).\n\n"
-        f"{WHEEL}: the calculators of this book, Apache-2.0.\n"
-    )
+    return f"""\
+Pyodide {package["version"]}: the files pyodide* are unchanged from its npm package, under the
+Mozilla Public License 2.0 (https://www.mozilla.org/MPL/2.0/). Their source is
+https://github.com/pyodide/pyodide, tag {package["version"]}. They and python_stdlib.zip contain
+CPython, under the licence of the Python Software Foundation (https://docs.python.org/3/license.html).
+
+{WHEEL}: the calculators of this book, Apache-2.0.
+"""
 
 
 def main() -> int:

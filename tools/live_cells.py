@@ -1,4 +1,4 @@
-"""Which cells of a page a reader can run in the browser: ``python tools/live_cells.py [CHAPTER ...]``.
+"""Which cells a reader can run in the browser: ``python tools/live_cells.py [CHAPTER ...]``.
 
 A cell *can* be live if it is shown, imports nothing but the standard library and the rooms that
 need no more, and takes every name from cells above it that can be live too, bound by no other cell
@@ -37,7 +37,7 @@ ABSENT = {
     "threading",
     "tkinter",
 }
-Simple = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Assert, ast.Return, ast.Delete)
+ONE_LINE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Assert, ast.Delete)
 
 
 @dataclass
@@ -87,9 +87,14 @@ def bound_and_needed(statement: ast.stmt) -> tuple[set[str], set[str]]:
         table = tables.pop()
         tables += table.get_children()
         needed |= {s.get_name() for s in table.get_symbols() if s.is_global()}
+    for node in ast.walk(statement):
+        if isinstance(node, ast.NamedExpr):
+            needed.discard(node.target.id)
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+        needed.add(statement.target.id)
     needed -= set(dir(builtins))
     # In `x = x + 1` the x is an older one; a loop or a function may use what it binds itself.
-    return bound, needed if isinstance(statement, Simple) else needed - bound
+    return bound, needed if isinstance(statement, ONE_LINE) else needed - bound
 
 
 def names(tree: ast.Module) -> tuple[set[str], set[str]]:

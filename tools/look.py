@@ -9,15 +9,15 @@ Needs Chromium: the one on the PATH, or the one of ``playwright install chromium
 from __future__ import annotations
 
 import argparse
-import functools
-import http.server
-import shutil
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tools import browser
 
 WIDTHS = {"wide": 1280, "narrow": 390}
 SCHEMES = ("light", "dark")
@@ -25,25 +25,12 @@ SCHEMES = ("light", "dark")
 SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: the requests that matter are reported by the browser."""
-
-
-def serve(site: Path) -> http.server.ThreadingHTTPServer:
-    """Serve a folder on a free port of the loopback address, in the background."""
-    handler = functools.partial(QuietHandler, directory=str(site))
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
-
-
 def look(
-    browser: Browser, address: str, page_name: str, width: int, scheme: str, out: Path
+    chromium: Browser, address: str, page_name: str, width: int, scheme: str, out: Path
 ) -> list[str]:
     """Take one screenshot; return what went wrong on the page."""
     wrong: list[str] = []
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()
 
     def on_console(message: Any) -> None:
@@ -82,22 +69,14 @@ def main(arguments: list[str] | None = None) -> int:
         if not any(part.startswith("_") for part in path.relative_to(options.site).parts)
     )
     options.out.mkdir(parents=True, exist_ok=True)
-    server = serve(options.site)
-    address = f"http://127.0.0.1:{server.server_address[1]}"
     found = 0
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium") or shutil.which("google-chrome"),
-            args=["--no-sandbox"],  # containers have no user namespaces; the pages are our own
-        )
+    with browser.opened() as chromium, browser.served(options.site) as address:
         for page_name in pages:
             for label, width in WIDTHS.items():
                 for scheme in SCHEMES:
-                    for wrong in look(browser, address, page_name, width, scheme, options.out):
+                    for wrong in look(chromium, address, page_name, width, scheme, options.out):
                         print(f"{page_name} ({label}, {scheme}): {wrong}", flush=True)
                         found += 1
-        browser.close()
-    server.shutdown()
     print(f"{len(pages)} pages, {len(pages) * 4} screenshots in {options.out}, {found} complaints")
     return 1 if found else 0
 

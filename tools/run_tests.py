@@ -5,6 +5,7 @@ unit       tests/ and the doctests of the package
 notebooks  every cell of every notebook run again, its output compared (nbval, strict)
 book       the whole book built from nothing, each warning an error
 site       the built pages: links, anchors, images, no outside host
+live       the live pages: what they compute, under Node and in a browser
 
 Every stage runs even if an earlier one failed. The last line sums what pytest counted; a check that
 is not pytest (a linter, the build) counts as one.
@@ -23,9 +24,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tools import browser  # noqa: E402
+
 BIN = Path(sys.executable).parent
 REPORTS = ROOT / "_build" / "junit"
 SITE_TESTS = "tests/book/test_site.py"
+LIVE_TESTS = ("tests/book/test_live_node.py", "tests/book/test_live.py")
 WORKERS = 2
 
 
@@ -90,7 +96,7 @@ def unit() -> Counter[str]:
         "-n",
         str(WORKERS),
         "--doctest-modules",
-        f"--ignore={SITE_TESTS}",
+        *(f"--ignore={path}" for path in (SITE_TESTS, *LIVE_TESTS)),
         "tests",
         "src/servelab",
     )
@@ -123,12 +129,17 @@ def site() -> Counter[str]:
     return pytest("site", SITE_TESTS)
 
 
+def live() -> Counter[str]:
+    return pytest("live", *LIVE_TESTS)
+
+
 STAGES: dict[str, Callable[[], Counter[str]]] = {
     "lint": lint,
     "unit": unit,
     "notebooks": notebooks,
     "book": book,
     "site": site,
+    "live": live,
 }
 
 
@@ -153,7 +164,10 @@ def main(asked: list[str]) -> int:
         count = STAGES[name]()
         times.append(f"{name:10s} {time.perf_counter() - began:6.1f} s   {summary(count)}")
         total.update(count)
-    print("\n".join(["", *times, summary(total)]), flush=True)
+    print("\n".join(["", *times]))
+    if browser.path() is None and "live" in (asked or STAGES):
+        print(browser.MISSING)
+    print(summary(total), flush=True)
     return 1 if total["failed"] or not total["passed"] else 0
 
 

@@ -247,7 +247,7 @@ const runAll = async (cells, last) => {
 };
 
 python.listeners.add((stage) => {
-  for (const cell of Cell.all) if (cell.busy && stage) say(cell.note, stage);
+  for (const cell of Cell.all) if (cell.busy) say(cell.note, stage || "Running …");
 });
 python.restarts.add(() => Cell.all.forEach((cell) => (cell.ran = false)));
 

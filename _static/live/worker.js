@@ -22,6 +22,11 @@ const start = async () => {
 
 const page = start();
 page.catch((error) => postMessage({ failed: String(error) }));
+// Where its WebAssembly does not come, Pyodide leaves a promise nobody holds, and waits for ever.
+addEventListener("unhandledrejection", (event) => {
+  event.preventDefault();
+  postMessage({ failed: String(event.reason) });
+});
 
 onmessage = async ({ data: { id, request } }) => {
   let answer;

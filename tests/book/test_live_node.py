@@ -1,0 +1,163 @@
+"""What the pages compute, in the browser's Python without a browser: the same as in CPython.
+
+One Node process loads Pyodide and the wheel once and answers everything that is asked below.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import random
+import subprocess
+from typing import Any
+
+import nbformat
+import pytest
+
+from servelab import live
+from servelab.live.panel import Button, Choice, Field, Slider
+from tools import live_assets, live_cells, notebooks
+
+ROOT = notebooks.ROOT
+HERE = ROOT / "tests" / "live"
+PROGRAMS = ("vectors", "operations")
+LIVE_STEMS = [
+    stem for stem in notebooks.stems() if any(cell.is_live for cell in live_cells.of_page(stem))
+]
+QUESTIONS = 24  # to each panel
+BUILT = [name for name in live.PANELS if importlib.util.find_spec(f"servelab.live.{name}")]
+
+
+def stored_cells(stem: str) -> list[Any]:
+    cells = nbformat.read(ROOT / f"{stem}.ipynb", as_version=4).cells
+    return [cell for cell in cells if notebooks.has_tag(cell, live_cells.LIVE)]
+
+
+def requests_of_cells(stem: str) -> list[str]:
+    return [
+        json.dumps({"kind": "cell", "number": number, "source": cell.source})
+        for number, cell in enumerate(stored_cells(stem), start=1)
+    ]
+
+
+def requests_of_panel(name: str) -> list[str]:
+    """A grid of values: each control at its ends, then drawn; buttons pressed in between."""
+    dice = random.Random(name)
+    controls = live.panel(name).controls
+    buttons = [control.name for control in controls if isinstance(control, Button)]
+    asked = []
+    for turn in range(QUESTIONS):
+        values = {}
+        for control in controls:
+            if isinstance(control, Slider):
+                ends = (control.stops[0], control.stops[-1], control.value)
+                values[control.name] = ends[turn] if turn < 3 else dice.choice(control.stops)
+            elif isinstance(control, Choice):
+                values[control.name] = dice.choice(control.options)[0] if turn else control.value
+            elif isinstance(control, Field):
+                values[control.name] = control.value if turn % 5 < 4 else "not a { number"
+            elif not isinstance(control, Button):
+                values[control.name] = dice.choice(["", "on"])
+        action = dice.choice(buttons) if buttons and turn % 2 else ""
+        asked.append({"kind": "panel", "name": name, "action": action, "values": values})
+    return [json.dumps(request) for request in asked]
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, list[str]]:
+    cells = {stem: requests_of_cells(stem) for stem in LIVE_STEMS}
+    return cells | {name: requests_of_panel(name) for name in BUILT}
+
+
+@pytest.fixture(scope="module")
+def answers(
+    pages: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    live_assets.bring_packages()
+    wheel = tmp_path_factory.mktemp("wheel") / live_assets.WHEEL
+    live_assets.write_wheel(wheel)
+    programs = {name: (HERE / f"{name}.py").read_text() for name in PROGRAMS}
+    node, _ = live_assets.bring_node()
+    done = subprocess.run(
+        [node, HERE / "answers.mjs", live_assets.PACKAGES / "node_modules" / "pyodide", wheel],
+        input=json.dumps({"pages": pages, "programs": programs}),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    # Of a failure Node shows the line of Pyodide's source, which has a million characters.
+    assert done.returncode == 0, done.stderr[-3000:]
+    answered: dict[str, Any] = json.loads(done.stdout)
+    return answered
+
+
+def stored_outputs(cell: Any) -> list[dict[str, str]]:
+    """A notebook's outputs of a cell as `servelab.live.cells` would say them."""
+    found = []
+    for output in cell.outputs:
+        if output.output_type == "stream":
+            found.append({"kind": "text", "content": output.text})
+        elif output.output_type == "error":
+            found.append({"kind": "error", "content": f"{output.ename}: {output.evalue}"})
+        elif "text/html" in output.data:
+            found.append({"kind": "html", "content": output.data["text/html"]})
+        else:
+            found.append({"kind": "text", "content": output.data["text/plain"]})
+    return found
+
+
+@pytest.mark.parametrize("stem", LIVE_STEMS)
+def test_the_live_cells_of_a_page_show_what_is_stored(answers: dict[str, Any], stem: str) -> None:
+    answered = [json.loads(text)["outputs"] for text in answers["pages"][stem]]
+    tagged = [cell for cell in live_cells.of_page(stem) if cell.is_live]
+    assert len(answered) == len(tagged), f"run make notebooks NB={stem}"
+    for cell, outputs in zip(stored_cells(stem), answered, strict=True):
+        if notebooks.has_tag(cell, notebooks.IGNORED):
+            assert not [o for o in outputs if o["kind"] == "error"], cell.source
+        elif notebooks.has_tag(cell, notebooks.RAISES):
+            assert outputs[-1]["kind"] == "error", cell.source
+            last = outputs[-1]["content"].splitlines()[-1]
+            assert last == stored_outputs(cell)[-1]["content"].splitlines()[-1]
+        else:
+            assert outputs == stored_outputs(cell), cell.source
+
+
+def in_cpython(name: str) -> str:
+    """Run one of the programs here; the text of its last expression."""
+    tree = ast.parse((HERE / f"{name}.py").read_text(), name)
+    last = tree.body.pop()
+    assert isinstance(last, ast.Expr)
+    names: dict[str, Any] = {}
+    exec(compile(tree, name, "exec"), names)
+    text: str = eval(compile(ast.Expression(last.value), name, "eval"), names)
+    return text
+
+
+def test_every_calculator_answers_the_same(answers: dict[str, Any]) -> None:
+    expected = json.loads(in_cpython("vectors"))
+    assert json.loads(answers["programs"]["vectors"]) == expected
+    calculated = [name for name, answer in expected.items() if "Error:" not in answer]
+    kinds = {name.split()[0] for name in calculated}
+    assert {"kv", "weights", "cost", "time", "capacity", "rows", "simulate", "log"} <= kinds
+    assert {"format_bytes", "parse_bytes", "parse_tokens", "parse_seconds", "published"} <= kinds
+    assert len(calculated) >= 200
+
+
+def test_a_thousand_operations_on_a_pool_have_the_same_events(answers: dict[str, Any]) -> None:
+    expected = json.loads(in_cpython("operations"))
+    assert json.loads(answers["programs"]["operations"]) == expected
+    kinds = {event.split("(")[0] for event in expected}
+    assert {"RefChanged", "EntryChanged", "LengthChanged", "CachedChanged"} <= kinds
+    assert any(event.startswith("refused") for event in expected)
+    assert len(expected) > 1000
+
+
+@pytest.mark.parametrize("name", live.PANELS)
+def test_a_panel_answers_the_same(
+    answers: dict[str, Any], pages: dict[str, list[str]], name: str
+) -> None:
+    page = live.Page()
+    answered = [json.loads(text) for text in answers["pages"][name]]
+    assert answered == [json.loads(page.ask(request)) for request in pages[name]]
+    assert len({answer.get("words") for answer in answered}) > 2
