@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,7 +156,10 @@ ODD = [
 
 
 @each
-def test_a_checker_never_raises(one: Exercise) -> None:
+def test_a_checker_never_raises(one: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
+    if isinstance(one, Function):
+        few = replace(one, trials=5)
+        monkeypatch.setattr(registry, "exercise", lambda number: few)
     for odd in ODD:
         verdict = check(one.id, odd)
         assert isinstance(verdict, Verdict)
@@ -267,6 +271,17 @@ def test_what_is_wrong_with_a_function_is_said(answer: object, words: str) -> No
     verdict = TOTAL.verdict(answer)
     assert verdict.state == "failed"
     assert re.search(words, verdict.words), verdict.words
+
+
+def test_a_wrong_slot_mapping_is_drawn_and_any_other_answer_tabulated() -> None:
+    one = room.exercise("6.4")
+    no_table = check("6.4", lambda table, size, start, stop: list(range(start, stop)))
+    assert no_table.picture.startswith("<svg")
+    assert "Heavy frame: the slots that are right." in no_table.picture
+    for odd in ("text", [10**6], [-1], [[1]], 3):
+        verdict = one.verdict(lambda *given, odd=odd: odd)
+        assert "<table" in verdict.picture
+        assert verdict.picture in verdict._repr_html_()
 
 
 def test_a_stub_in_every_spelling_is_not_attempted() -> None:

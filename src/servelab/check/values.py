@@ -25,6 +25,8 @@ def same(value: object, right: object, tolerance: float = 1e-9) -> bool:
     (True, False, False, False)
     """
     value, right = _plain(value), _plain(right)
+    if type(value) is list and type(right) is list and value == right:  # fast, for large tensors
+        return True
     if isinstance(value, Real) and isinstance(right, Real):
         if isinstance(value, Integral) and isinstance(right, Integral):
             return int(value) == int(right)
@@ -57,6 +59,21 @@ def shown(value: object) -> str:
     except Exception as error:  # a repr of the student's own
         return f"something whose repr raises {type(error).__name__}"
     return f"{text} of shape {shape}" if shape else text
+
+
+def size(value: object) -> int:
+    """Return about how much there is to read in a value, without writing it out.
+
+    >>> size(3) < size([3, 3]) < size({"a": [3, 3]}) < size("a long text of letters")
+    True
+    """
+    if shape := shape_of(value):
+        return 8 * math.prod(shape)
+    if isinstance(value, Mapping):
+        return 1 + sum(size(key) + size(one) for key, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return 1 + sum(map(size, value))
+    return len(repr(value)) if isinstance(value, (str, Real)) else 1
 
 
 def shape_of(value: object) -> tuple[int, ...]:
