@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, is_dataclass
 
 from servelab.check.exercise import Exercise, Wrong
-from servelab.check.values import same, shape_of, shown, size
+from servelab.check.values import largest_difference, same, shape_of, shown, size
 from servelab.check.verdict import Verdict
 from servelab.live.panel import table_html
 
@@ -172,6 +172,9 @@ class Function(Exercise):
         if shapes[1] and shapes[0] != shapes[1]:
             mine = f"shape {shapes[0]}" if shapes[0] else shown(got.value)
             return f"{called} returns {mine}, the shape should be {shapes[1]}."
+        if shapes[1]:
+            off = largest_difference(got.value, right.value)
+            return f"{called} is off by up to {off:.2g}."
         return f"{called} returns {shown(got.value)}, it should be {shown(right.value)}."
 
     def _shown(
