@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -155,7 +156,10 @@ ODD = [
 
 
 @each
-def test_a_checker_never_raises(one: Exercise) -> None:
+def test_a_checker_never_raises(one: Exercise, monkeypatch: pytest.MonkeyPatch) -> None:
+    if isinstance(one, Function):
+        few = replace(one, trials=5)
+        monkeypatch.setattr(registry, "exercise", lambda number: few)
     for odd in ODD:
         verdict = check(one.id, odd)
         assert isinstance(verdict, Verdict)
@@ -269,6 +273,28 @@ def test_what_is_wrong_with_a_function_is_said(answer: object, words: str) -> No
     assert re.search(words, verdict.words), verdict.words
 
 
+def test_a_wrong_slot_mapping_is_drawn_and_any_other_answer_tabulated() -> None:
+    one = room.exercise("6.4")
+    no_table = check("6.4", lambda table, size, start, stop: list(range(start, stop)))
+    assert no_table.picture.startswith("<svg")
+    assert "Heavy frame: the slots that are right." in no_table.picture
+    for odd in ("text", [10**6], [-1], [[1]], 3):
+        verdict = one.verdict(lambda *given, odd=odd: odd)
+        assert "<table" in verdict.picture
+        assert verdict.picture in verdict._repr_html_()
+
+
+def test_a_wrong_tensor_is_told_by_its_shape_or_its_distance() -> None:
+    one = room.exercise("6.5")
+    right = one.solution()
+    tensor = one.verdict(lambda *given: right(*given) + 0.25)  # type: ignore[operator]
+    assert "is off by up to 0.25. It is wrong for 16 of 16 inputs." in tensor.words
+    flat = one.verdict(lambda *given: right(*given).flatten())  # type: ignore[operator]
+    assert re.search(r"returns shape \(\d+,\), the shape should be \(\d+, \d+\)", flat.words)
+    nan = one.verdict(lambda *given: right(*given) * math.nan)  # type: ignore[operator]
+    assert "is off by up to nan" in nan.words
+
+
 def test_a_stub_in_every_spelling_is_not_attempted() -> None:
     def raises(values: list[int], extra: int) -> int:
         raise NotImplementedError
@@ -297,6 +323,8 @@ def test_values_are_compared_as_a_reader_would() -> None:
     assert same({"a": (1,)}, {"a": [1.0]})
     assert not same({"a": 1}, {"b": 1})
     assert not same(2**60, 2**60 + 1)
+    assert shown(torch.ones(3, 4)) == "Tensor of shape (3, 4)"
+    assert shown(torch.ones(2)) == "[1.0, 1.0] of shape (2,)"
     assert shown(Hostile()) == "something whose repr raises RuntimeError"
 
 

@@ -5,28 +5,38 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from statistics import mean
 
-from servelab import hardware, models, roofline
+from servelab import hardware, models
 from servelab.check.exercise import Exercise, Number, Option, Pick, Wrong
 from servelab.check.function import Function
-from servelab.roofline import Bound
+from servelab.roofline import Pricer
 from servelab.serving import traces
 
 Admitted = list[tuple[int, int]]
 
 
-def _bound(step: list[tuple[int, int]]) -> Bound:
-    cost = roofline.step_cost(models.get("qwen3-8b"), step)
-    return roofline.time_bound(cost, hardware.get("h100-sxm-80gb"), "bf16")
+@cache
+def _pricer() -> Pricer:
+    return Pricer(models.get("qwen3-8b"), hardware.get("h100-sxm-80gb"), "bf16")
+
+
+def _seconds(step: list[tuple[int, int]]) -> float:
+    """Return what a step takes on the chapter's clock: one operator after another."""
+    return _pricer().price(step).seconds
+
+
+@cache
+def _arrivals(trace: str) -> tuple[traces.Arrival, ...]:
+    return tuple(traces.get(trace).head(600).arrivals)
 
 
 @cache
 def _owed(trace: str, places: int = 128) -> tuple[float, float]:
     """Return the mean seconds that a request owes: its prefill, its share of decode steps."""
-    arrivals = traces.get(trace).head(600).arrivals
-    prefill = mean(_bound([(one.prompt_tokens, 0)]).serial_seconds for one in arrivals)
+    arrivals = _arrivals(trace)
+    prefill = mean(_seconds([(one.prompt_tokens, 0)]) for one in arrivals)
     decode = mean(
         (one.output_tokens - 1)
-        * _bound([(1, one.prompt_tokens + one.output_tokens // 2)] * places).serial_seconds
+        * _seconds([(1, one.prompt_tokens + one.output_tokens // 2)] * places)
         / places
         for one in arrivals
     )
@@ -52,7 +62,7 @@ def _largest_budget(context: int = 4096, which: str = "last") -> int:
     def longest(budget: int) -> float:
         steps = _chunks(budget, context)
         asked = steps[:1] if which == "first" else steps[-2:]
-        return max(_bound(step).serial_seconds for step in asked)
+        return max(_seconds(step) for step in asked)
 
     return max(budget for budget in range(96, 4097, 32) if longest(budget) <= 25e-3)
 

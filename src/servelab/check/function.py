@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, is_dataclass
 
 from servelab.check.exercise import Exercise, Wrong
-from servelab.check.values import same, shape_of, shown
+from servelab.check.values import largest_difference, same, shape_of, shown, size
 from servelab.check.verdict import Verdict
 from servelab.live.panel import table_html
 
@@ -157,7 +157,7 @@ class Function(Exercise):
         )
 
     def _smallest(self, trials: list[Arguments], among: list[int]) -> int:
-        return min(among, key=lambda n: (len(repr(trials[n])), n))
+        return min(among, key=lambda n: (size(trials[n]), n))
 
     def _difference(self, arguments: Arguments, got: Outcome, right: Outcome) -> str:
         called = self._called(arguments)
@@ -172,6 +172,9 @@ class Function(Exercise):
         if shapes[1] and shapes[0] != shapes[1]:
             mine = f"shape {shapes[0]}" if shapes[0] else shown(got.value)
             return f"{called} returns {mine}, the shape should be {shapes[1]}."
+        if shapes[1]:
+            off = largest_difference(got.value, right.value)
+            return f"{called} is off by up to {off:.2g}."
         return f"{called} returns {shown(got.value)}, it should be {shown(right.value)}."
 
     def _shown(
@@ -182,7 +185,7 @@ class Function(Exercise):
         wrong: list[int],
     ) -> str:
         """Return a picture of the smallest input that goes wrong, or a table of a few."""
-        order = sorted(wrong, key=lambda n: (len(repr(trials[n])), n))
+        order = sorted(wrong, key=lambda n: (size(trials[n]), n))
         if self.picture is not None and outcomes[order[0]].error is None:
             first = order[0]
             try:
