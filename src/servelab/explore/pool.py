@@ -111,7 +111,7 @@ def blocks_of(state: PoolState, block_size: int) -> list[BlockView]:
     owners: list[list[int]] = [[] for _ in state.refs]
     cached = {block for blocks in state.cached.values() for block in blocks}
     tokens = [block_size if block in cached else 0 for block in range(len(state.refs))]
-    for table, blocks in state.tables.items():
+    for table, blocks in sorted(state.tables.items()):  # going back may have changed their order
         length = state.lengths.get(table, 0)
         for place, block in enumerate(blocks):
             owners[block].append(table)
@@ -180,7 +180,8 @@ class Pointing:
     """What a picture of blocks points at, for a page that can be asked about a block.
 
     Parameters: ``chosen`` block, with a second outline; ``touched`` blocks, with a dot before their
-    number; ``asks`` whether a click on a block is an action, named "block:" and its number.
+    number (what has just changed); ``asks`` whether a click on a block is an action, named "block:"
+    and its number.
     """
 
     chosen: int | None = None
@@ -310,7 +311,7 @@ def key(state: PoolState, block_size: int, pointing: Pointing = NOTHING) -> Draw
         parts.append("#: found by the prefix cache (grey bar: held by nobody).")
     parts.append("Dashed: free." if _Layout.of(len(views)).numbers else "Empty: free.")
     if pointing.touched:
-        parts.append("•: by the last event.")
+        parts.append("•: just changed.")
     return paragraph(" ".join(parts))
 
 

@@ -114,7 +114,7 @@ def rows_of_tables(
     views = blocks_of(state, block_size)
     body = [text(4, 11, "Tables: the blocks of each sequence, in order", 10, weight="bold")]
     y, said = 18.0, []
-    for table, blocks in list(state.tables.items())[:_MOST_TABLES]:
+    for table, blocks in sorted(state.tables.items())[:_MOST_TABLES]:
         name, length = name_of(table, names), state.lengths.get(table, 0)
         written = [min(block_size, length - i * block_size) for i in range(len(blocks))]
         chips = [
@@ -228,7 +228,8 @@ def tree_of_prefixes(
 def _runs(state: PoolState, prefixes: Prefixes) -> Iterator[tuple[int, list[str]]]:
     """Yield each unbranched stretch of keys, depth first, with the branches above it."""
     children: dict[str, list[str]] = {}
-    for found in state.cached:
+    # In order of their blocks: going back may have changed the order of the keys.
+    for found in sorted(state.cached, key=lambda key: state.cached[key][0]):
         children.setdefault(prefixes[found][0], []).append(found)
     first = [
         found for parent in children if parent not in state.cached for found in children[parent]

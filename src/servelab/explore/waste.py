@@ -131,6 +131,8 @@ def draw_waste(
     body, said = [], []
     for place, (name, fit) in enumerate(fits.items()):
         fits_of = f"{fit.fit} of {counted(wanted, 'sequence')} fit{'s' * (wanted == 1)}"
+        if not wanted:
+            fits_of = "no sequence to hold"
         words = f"{name}: {_words(fit)}; {fits_of}"
         row = hover(words) + text(4, 9, name, 10, weight="bold")
         row += text(4 + text_width(name, 10.5) + 8, 9, fits_of, 9)

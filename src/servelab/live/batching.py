@@ -1,6 +1,6 @@
 """The explorer of batching: one workload, served in static batches and continuously, side by side.
 
-Models: requests of one prompt length whose answers differ (log-normal around a mean of 24 tokens),
+Models: requests of one prompt length whose answers differ (log-normal around a mean of 12 tokens),
 arriving at random or all at once. The continuous run is the real engine on the clock of a
 `RooflineRunner`, Qwen3-8B on an H100; the static one gets the same prices. Both are drawn, and
 counted, from their events.
@@ -27,11 +27,12 @@ from servelab.explore.pool import counted
 from servelab.explore.state import RunEvent
 from servelab.explore.timeline import Unit
 from servelab.live.panel import Answer, Choice, Panel, Slider, Values, table_html
-from servelab.serving import Arrival, Engine, RooflineRunner, Trace, poisson, simulate
+from servelab.paging import Event
+from servelab.serving import Engine, RooflineRunner, SamplingParams, poisson
 from servelab.serving.events import Planned
 from servelab.units import format_seconds
 
-_PROMPT_TOKENS, _MEAN_OUTPUT_TOKENS, _MOST_OUTPUT_TOKENS = 96, 24, 160
+_PROMPT_TOKENS, _MEAN_OUTPUT_TOKENS, _MOST_OUTPUT_TOKENS = 48, 12, 80
 _BLOCK_SIZE = 16
 _BLOCKS_ENOUGH = 1000
 _AT_ONCE = "all"
@@ -49,7 +50,7 @@ def panel() -> Panel:
         "Static and continuous batching of the same requests",
         {
             "Requests": (
-                Slider("requests", "How many", ("2", "4", "6", "8", "12", "16", "20"), "12"),
+                Slider("requests", "How many", ("2", "4", "6", "8", "12", "16"), "12"),
                 Choice("rate", "They come", _RATES, _AT_ONCE),
                 Slider(
                     "spread", "Spread of the answers", ("0", "0.25", "0.5", "0.75", "1"), "0.75"
@@ -58,8 +59,15 @@ def panel() -> Panel:
             ),
             "Server": (
                 Slider("places", "Sequences at a time", ("1", "2", "3", "4", "6", "8", "12"), "4"),
-                Slider("budget", "Token budget", ("16", "32", "64", "128", "256", "2048"), "2048"),
-                Slider("blocks", "Blocks", ("16", "20", "24", "32", "48", _ENOUGH), _ENOUGH),
+                Slider(
+                    "budget",
+                    "Token budget",
+                    ("16", "32", "48", "64", "96", "128", "256", "640"),
+                    "256",
+                ),
+                Slider(
+                    "blocks", "Blocks", ("8", "10", "12", "14", "16", "20", "24", _ENOUGH), _ENOUGH
+                ),
             ),
             "Show": (
                 Choice("unit", "Time in", (("steps", "steps"), ("seconds", "seconds")), "steps"),
@@ -102,9 +110,9 @@ def _words(static: Counted, continuous: Counted) -> str:
     ).replace("%", " %")
     if continuous.preemptions:
         said += (
-            f" The pool is too small: sequences are pre-empted {continuous.preemptions:,} "
-            f"{'time' if continuous.preemptions == 1 else 'times'}, and "
-            f"{counted(continuous.again_tokens, 'token')} computed again."
+            f" The pool is too small: {counted(continuous.preemptions, 'pre-emption')}, "
+            f"{counted(continuous.again_tokens, 'token')} computed again. The "
+            "static server is given memory for all that its batches may become."
         )
     return said
 
@@ -114,10 +122,10 @@ def _words(static: Counted, continuous: Counted) -> str:
 
 @lru_cache
 def workload(requests: int, rate: str, spread: float, seed: int) -> tuple[Job, ...]:
-    """Return requests; their answers have one mean, whatever the ``spread`` (sigma of the logarithm).
+    """Return requests; ``spread`` is the sigma of the answers' logarithm, and moves no mean.
 
     >>> [job.output_tokens for job in workload(4, "all", spread=0.0, seed=1)]
-    [24, 24, 24, 24]
+    [12, 12, 12, 12]
     """
     draw = random.Random(seed)
     centre = math.log(_MEAN_OUTPUT_TOKENS) - spread**2 / 2
@@ -128,7 +136,7 @@ def workload(requests: int, rate: str, spread: float, seed: int) -> tuple[Job, .
     else:
         times = [arrival.seconds for arrival in poisson(float(rate), lengths, seed).arrivals]
     pairs = zip(lengths, times, strict=True)
-    return tuple(Job(f"{i}/0", *sizes, time) for i, (sizes, time) in enumerate(pairs))
+    return tuple(Job(f"r{i}", *sizes, time) for i, (sizes, time) in enumerate(pairs))
 
 
 @lru_cache
@@ -144,19 +152,31 @@ def static_run(jobs: tuple[Job, ...], places: int) -> list[RunEvent]:
 
 @lru_cache
 def engine_run(jobs: tuple[Job, ...], places: int, budget: int, blocks: int) -> list[RunEvent]:
-    """Return the events of the engine."""
+    """Return the events of the engine, those of its pool left out."""
     events: list[RunEvent] = []
+    runner = _runner()
     engine = Engine(
-        _runner(),
+        runner,
         num_blocks=blocks + 1,
         block_size=_BLOCK_SIZE,
         max_num_seqs=places,
         max_num_batched_tokens=budget,
         enable_prefix_caching=False,
-        sink=events.append,
+        sink=lambda event: None if isinstance(event, Event) else events.append(event),
     )
-    arrivals = (Arrival(j.arrival_seconds, j.prompt_tokens, j.output_tokens) for j in jobs)
-    simulate(engine, Trace("explorer", tuple(arrivals)))
+    coming = list(jobs)
+    while coming or engine.unfinished:
+        if not engine.unfinished:  # idle: on to the next arrival
+            engine.clock_seconds = max(engine.clock_seconds, coming[0].arrival_seconds)
+        while coming and coming[0].arrival_seconds <= engine.clock_seconds:
+            job = coming.pop(0)
+            engine.add(
+                runner.new_prompt(job.prompt_tokens),
+                SamplingParams(temperature=0, max_tokens=job.output_tokens),
+                request_id=job.name,
+                arrival_seconds=job.arrival_seconds,
+            )
+        engine.step()
     return events
 
 

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from servelab.explore.svg import element, escaped
 from servelab.live.panel import Choice
 
-_MOST = 40  # lines of a list
-
 
 def block_options(num_blocks: int) -> tuple[tuple[str, str], ...]:
     """Return the blocks that can be looked at, as a choice has them; the null block is none.
@@ -41,15 +39,13 @@ def chosen_block(chosen: str, action: str, num_blocks: int) -> int | None:
     return int(text) if text in dict(block_options(num_blocks)) and text else None
 
 
-def list_html(heading: str, lines: Sequence[str]) -> str:
-    """Return sentences under a heading, the last 40 of them.
+def list_html(heading: str, lines: Sequence[str], most: int = 8) -> str:
+    """Return sentences under a heading, the last ``most`` of them.
 
     >>> list_html("Two", ["a < b", "c"])
-    '<p class="panel-heading">Two</p><ul class="panel-list"><li>a &lt; b</li><li>c</li></ul>'
+    '<p><strong>Two</strong></p><ul><li>a &lt; b</li><li>c</li></ul>'
     """
-    left_out = len(lines) - _MOST
+    left_out = len(lines) - most
     shown = [f"({left_out:,} before)", *lines[left_out:]] if left_out > 0 else list(lines)
     items = "".join(element("li", escaped(line)) for line in shown or ["Nothing yet."])
-    return element("p", escaped(heading), class_="panel-heading") + element(
-        "ul", items, class_="panel-list"
-    )
+    return element("p", element("strong", escaped(heading))) + element("ul", items)

@@ -156,7 +156,8 @@ class Explorer:
             )
         if chosen is not None:
             found = [at for at in run.trace.history(chosen) if at < place]
-            parts["history"] = list_html(f"Block {chosen} so far", [_line(run, at) for at in found])
+            lines = [_line(run, at) for at in found]
+            parts["history"] = list_html(f"Block {chosen} so far", lines, most=20)
         start = max((end for end in run.trace.ends if end < place), default=0)
         since = [_line(run, at) for at in range(start, place)]
         parts["events"] = list_html("Since the step before" if start else "So far", since)
@@ -193,7 +194,7 @@ def _next(run: Recorded, kind: str, place: int, asked: Mapping[int, Question]) -
 
 
 def _when(run: Recorded, place: int) -> str:
-    return f"after event {place} of {len(run.trace.events)}"
+    return f"after event {place} of {len(run.trace.events)}" if place else "before the first event"
 
 
 def _line(run: Recorded, at: int) -> str:
@@ -236,7 +237,7 @@ def _waste(run: Recorded, state: RunState) -> str:
     size, blocks = run.trace.header.block_size, run.scenario.num_blocks
     fits = occupancies(loads, blocks, size, run.scenario.max_tokens)
     counts = count_blocks(state.device, size)
-    if counts.shared:
+    if counts.table_tokens > counts.tokens:  # some are shared
         here = Occupancy(counts.tokens, 0, counts.unused_slots, 0, (blocks - counts.held) * size)
         fits = {**fits, "paged and shared, as here": Fit(len(loads), here)}
     return draw_waste(fits, len(loads), "The same sequences under other allocators, in slots")

@@ -117,12 +117,13 @@ class Playground:
             )
         name = self._new_name()
         words = words or [f"{name}{place}" for place in range(1, number + 1)]
-        ids = [self._numbers.setdefault(word, len(self._numbers)) for word in words]
+        numbers = dict(self._numbers)  # a refused prompt leaves no word behind
+        ids = [numbers.setdefault(word, len(numbers)) for word in words]
         hit = self.cache.lookup(ids)
         rest = len(ids) - hit.num_tokens
         if self._probe.blocks_needed(rest, hit) > self.pool.num_free:
             raise _lacking(self._probe.blocks_needed(rest, hit), self.pool.num_free)
-        self._num_names += 1
+        self._num_names, self._numbers = self._num_names + 1, numbers
         table = BlockTable(self.pool)
         table.append(rest, hit)
         self.cache.publish(table, ids)

@@ -154,6 +154,6 @@ class Play:
         }
         if block is not None:
             found = [words for event, words in told if block in blocks_in(event)]
-            parts["history"] = list_html(f"Block {block} so far", found)
+            parts["history"] = list_html(f"Block {block} so far", found, most=20)
         parts["events"] = list_html("The last operation", [words for _, words in last])
         return parts

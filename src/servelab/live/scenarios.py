@@ -126,7 +126,8 @@ SCENARIOS = {
     ),
     "swap": Scenario(
         "Pre-emption to the CPU and back",
-        "As before, but the blocks of the youngest are copied to a pool on the CPU, and come back.",
+        "Three requests need more blocks than there are. The blocks of the youngest go to a pool "
+        "on the CPU, and come back when there is room.",
         (Asked(_own(11, 6), 12), Asked(_own(31, 7), 9), Asked(_own(51, 5), 9)),
         num_blocks=9,
         opening=("preempt", 1),
