@@ -101,11 +101,13 @@ def test_steps_forward_and_back_return_the_same_pictures(name: str) -> None:
 @each_scenario
 def test_every_next_event_of_every_kind_is_found(name: str) -> None:
     page, run = Page(paged.panel(name)), recorded(name)
-    assert [kind for kind, _ in page.options["kind"]] == [k for k in KINDS if k in run.kinds]
+    assert [kind for kind, _ in page.options["kind"]] == [
+        f"{name}/{kind}" for kind in KINDS if kind in run.kinds
+    ]
     for kind in set(run.kinds):
         page.ask("", place="0")
         for place in [i for i, each in enumerate(run.kinds) if each == kind][:3]:
-            page.ask("next", kind=kind)
+            page.ask("next", kind=f"{name}/{kind}")
             assert page.values["place"] == str(place + 1)
         last = max(i for i, each in enumerate(run.kinds) if each == kind)
         page.ask("next", place=str(last + 1))
@@ -135,11 +137,15 @@ def test_a_click_and_the_choice_show_the_same_history(name: str) -> None:
 
 
 def test_another_scenario_opens_at_its_own_place() -> None:
+    form = paged.panel("sampling").values() | {"place": "3"}
+    assert paged.panel().answer(form, "").values["place"] == "3"
+    form["scenario"] = "swap"
+    assert paged.panel().answer(form, "").values["place"] == str(recorded("swap").opening)
     page = Page(paged.panel())
     for name in [*SCENARIOS, *reversed(SCENARIOS)]:
         page.ask("", scenario=name, block="9", ask="")
         assert page.values["place"] == str(recorded(name).opening)
-        assert page.values["kind"] == SCENARIOS[name].opening[0]
+        assert page.values["kind"] == f"{name}/{SCENARIOS[name].opening[0]}"
         assert page.shown.stops["place"][-1] == str(len(recorded(name).words))
         assert ("host" in page.shown.parts) == (name == "swap")
 
@@ -205,7 +211,7 @@ def test_the_reader_is_asked_before_it_happens(name: str) -> None:
 
 def test_the_next_event_of_a_kind_stops_at_its_question() -> None:
     page = Page(paged.panel("preempt"))
-    page.ask("next", place="0", kind="preempt", ask="on")
+    page.ask("next", place="0", kind="preempt/preempt", ask="on")
     assert "Who gives its blocks up?" in page.shown.words
     assert page.ask("reveal", guess="C/0").words.startswith("Right: C/0.")
 

@@ -63,7 +63,9 @@ def panel(scenario: str = "growing") -> Panel:
                 Slider("place", "Events so far", places, str(run.opening)),
                 Button("back", "Back"),
                 Button("step", "Step"),
-                Choice("kind", "Kind of event", _kinds(run), run.scenario.opening[0]),
+                Choice(
+                    "kind", "Kind of event", _kinds(run), f"{scenario}/{run.scenario.opening[0]}"
+                ),
                 Button("next", "Next of this kind"),
             ),
             "Look": (block_choice(run.trace.header.num_blocks),),
@@ -87,11 +89,12 @@ class Explorer:
         """Return what the page shows after an action, for the values of its form."""
         run = recorded(values["scenario"])
         last = len(run.trace.events)
-        new = self._cursor is not None and self._cursor.trace is not run.trace
-        if new or values["place"] not in _places(run):  # the form's is of the scenario before
-            place, kind = run.opening, run.scenario.opening[0]
+        # The kinds name their scenario: after another choice the form still has the one before.
+        of, _, kind = values["kind"].partition("/")
+        if of == run.name and values["place"] in _places(run):
+            place = int(values["place"])
         else:
-            place, kind = int(values["place"]), values["kind"]
+            place, kind = run.opening, run.scenario.opening[0]
         num_blocks = run.trace.header.num_blocks
         block = chosen_block(values["block"], action, num_blocks)
         asked = _questions(values["scenario"]) if values["ask"] else {}
@@ -118,7 +121,7 @@ class Explorer:
             said={"place": _when(run, place)},
             values={
                 "place": str(place),
-                "kind": kind,
+                "kind": f"{run.name}/{kind}",
                 "block": "" if block is None else str(block),
                 "guess": values["guess"] if question is now and not verdict else "",
             },
@@ -174,7 +177,7 @@ def _places(run: Recorded) -> tuple[str, ...]:
 
 
 def _kinds(run: Recorded) -> tuple[tuple[str, str], ...]:
-    return tuple((kind, said) for kind, said in KINDS.items() if kind in run.kinds)
+    return tuple((f"{run.name}/{kind}", said) for kind, said in KINDS.items() if kind in run.kinds)
 
 
 @lru_cache

@@ -152,11 +152,12 @@ class _Numbered(RooflineRunner):
 
 @dataclass(frozen=True)
 class Recorded:
-    """A scenario as it ran: its ``trace``; each event in ``words``, and its kind.
+    """A scenario as it ran: its ``name`` and ``trace``; each event in ``words``, and its kind.
 
     Parameters: ``names`` and ``host_names`` of tables and ``prefixes``: those of the trace.
     """
 
+    name: str
     scenario: Scenario
     trace: Trace
     names: Mapping[int, str]
@@ -218,4 +219,4 @@ def recorded(name: str) -> Recorded:
         for place, event in enumerate(trace.events)
     )
     kinds = tuple(map(kind_of, trace.events))
-    return Recorded(scenario, trace, names, host_names, trace.prefixes, words, kinds)
+    return Recorded(name, scenario, trace, names, host_names, trace.prefixes, words, kinds)
