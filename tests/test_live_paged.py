@@ -145,7 +145,7 @@ def test_another_scenario_opens_at_its_own_place() -> None:
     for name in [*SCENARIOS, *reversed(SCENARIOS)]:
         page.ask("", scenario=name, block="9", ask="")
         assert page.values["place"] == str(recorded(name).opening)
-        assert page.values["kind"] == f"{name}/{SCENARIOS[name].opening[0]}"
+        assert page.values["kind"] == f"{name}/{SCENARIOS[name].wanted}"
         assert page.shown.stops["place"][-1] == str(len(recorded(name).words))
         assert ("host" in page.shown.parts) == (name == "swap")
 

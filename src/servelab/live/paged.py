@@ -63,9 +63,7 @@ def panel(scenario: str = "growing") -> Panel:
                 Slider("place", "Events so far", places, str(run.opening)),
                 Button("back", "Back"),
                 Button("step", "Step"),
-                Choice(
-                    "kind", "Kind of event", _kinds(run), f"{scenario}/{run.scenario.opening[0]}"
-                ),
+                Choice("kind", "Kind of event", _kinds(run), f"{scenario}/{run.scenario.wanted}"),
                 Button("next", "Next of this kind"),
             ),
             "Look": (block_choice(run.trace.header.num_blocks),),
@@ -94,7 +92,7 @@ class Explorer:
         if of == run.name and values["place"] in _places(run):
             place = int(values["place"])
         else:
-            place, kind = run.opening, run.scenario.opening[0]
+            place, kind = run.opening, run.scenario.wanted
         num_blocks = run.trace.header.num_blocks
         block = chosen_block(values["block"], action, num_blocks)
         asked = _questions(values["scenario"]) if values["ask"] else {}

@@ -170,7 +170,8 @@ class Playground:
         sequence.table.free()
         del self.sequences[operation.name]
         freed = self.pool.num_free - free
-        return f"{operation.name} ends and lets go of {blocks}: {freed:,} of them are free now."
+        are = "is" if freed == 1 else "are"
+        return f"{operation.name} ends and lets go of {blocks}: {freed} of them {are} free now."
 
     def _sequence(self, operation: Operation) -> Sequence:
         if operation.name not in self.sequences:

@@ -64,8 +64,8 @@ class Scenario:
     """A run to record: what it shows, its requests, and the engine they meet.
 
     Parameters: ``num_blocks`` that can be handed out, without the null block; ``opening``: the kind
-    of event, and which of them, that a page shows first; ``max_tokens`` that a sequence could have,
-    for the allocators that reserve them.
+    of event, and which of them, that a page shows first; ``wanted``: the kind that a reader will
+    look for; ``max_tokens`` that a sequence could have, for the allocators that reserve them.
     """
 
     title: str
@@ -73,6 +73,7 @@ class Scenario:
     requests: tuple[Asked, ...]
     num_blocks: int
     opening: tuple[str, int]
+    wanted: str
     block_size: int = 4
     num_swap_blocks: int = 0
     prefix_caching: bool = False
@@ -93,6 +94,7 @@ SCENARIOS = {
         (Asked(_own(11, 7), 9), Asked(_own(31, 5), 12, before_step=3)),
         num_blocks=16,
         opening=("allocate", 7),
+        wanted="allocate",
     ),
     "sampling": Scenario(
         "Parallel sampling: copy-on-write",
@@ -100,7 +102,8 @@ SCENARIOS = {
         "writes first into a shared block gets a copy.",
         (Asked(_own(11, 10), 7, n=3),),
         num_blocks=16,
-        opening=("copy", 1),
+        opening=("fork", 8),
+        wanted="copy",
     ),
     "prefix": Scenario(
         "Prefix hit and eviction",
@@ -114,6 +117,7 @@ SCENARIOS = {
         ),
         num_blocks=8,
         opening=("hit", 2),
+        wanted="evict",
         prefix_caching=True,
     ),
     "preempt": Scenario(
@@ -123,6 +127,7 @@ SCENARIOS = {
         (Asked(_own(11, 6), 12), Asked(_own(31, 7), 9), Asked(_own(51, 5), 9)),
         num_blocks=9,
         opening=("preempt", 1),
+        wanted="return",
     ),
     "swap": Scenario(
         "Pre-emption to the CPU and back",
@@ -131,6 +136,7 @@ SCENARIOS = {
         (Asked(_own(11, 6), 12), Asked(_own(31, 7), 9), Asked(_own(51, 5), 9)),
         num_blocks=9,
         opening=("preempt", 1),
+        wanted="return",
         num_swap_blocks=6,
     ),
 }
