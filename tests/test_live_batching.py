@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from statistics import mean
 from xml.etree import ElementTree
 
 import pytest
 
 from servelab.explore import Job, timeline
+from servelab.explore.state import RunEvent
 from servelab.live import batching
 from servelab.live.panel import Choice, Slider
 from servelab.serving import Arrival, Engine, Trace, simulate
@@ -38,6 +40,10 @@ def settings(seed: int) -> dict[str, str]:
     return {name: draw.choice(stops_of(name)) for name in batching.panel().values()}
 
 
+def counted_run(events: list[RunEvent], jobs: Sequence[Job]) -> batching.Counted:
+    return batching.count_run(events, timeline(events, "seconds"), jobs)
+
+
 def useful_share(outputs: list[int], places: int) -> float:
     """Equation eq-c8-static: of decode places, batch by batch as they come."""
     decodes = [each - 1 for each in outputs]
@@ -62,7 +68,7 @@ def test_every_setting_serves_every_request(seed: int) -> None:
         assert all(len(e.rows) <= places for e in events if isinstance(e, Planned))
     assert all(sum(row[1] for row in e.rows) <= budget for e in engine if isinstance(e, Planned))
     # The table says what was counted, and the words say what the table says.
-    counted = [batching.count_run(events, jobs) for events in (static, engine)]
+    counted = [counted_run(events, jobs) for events in (static, engine)]
     table = ElementTree.fromstring(answer.parts["numbers"])
     cells = [[cell.text for cell in row] for row in table.iter("tr")][1:]
     assert cells == [[title, *(each.rows()[title] for each in counted)] for title in ROWS]
@@ -77,7 +83,7 @@ def test_every_setting_serves_every_request(seed: int) -> None:
 def test_static_batches_are_as_useful_as_the_formula_says() -> None:
     for seed, places in [(1, 4), (2, 3), (3, 8), (4, 1)]:
         jobs = batching.workload(12, "all", 0.75, seed)
-        counted = batching.count_run(batching.static_run(jobs, places), jobs)
+        counted = counted_run(batching.static_run(jobs, places), jobs)
         expected = useful_share([job.output_tokens for job in jobs], places)
         assert counted.useful == pytest.approx(expected)
         assert counted.again_tokens == counted.preemptions == 0
@@ -86,7 +92,7 @@ def test_static_batches_are_as_useful_as_the_formula_says() -> None:
 @pytest.mark.parametrize(("rate", "blocks"), [("all", 12), ("100", 1000), ("25", 9)])
 def test_the_engine_s_numbers_are_those_of_a_simulation(rate: str, blocks: int) -> None:
     jobs = batching.workload(12, rate, 0.75, seed=2)
-    counted = batching.count_run(batching.engine_run(jobs, 4, 256, blocks), jobs)
+    counted = counted_run(batching.engine_run(jobs, 4, 256, blocks), jobs)
     arrivals = tuple(Arrival(j.arrival_seconds, j.prompt_tokens, j.output_tokens) for j in jobs)
     engine = Engine(
         batching._runner(),

@@ -44,7 +44,8 @@ class Page:
 
     def check_html(self) -> None:
         for html in self.shown.parts.values():
-            ElementTree.fromstring(f"<div>{html}</div>")
+            for drawn in ElementTree.fromstring(f"<div>{html}</div>").iter():
+                assert not drawn.get("width", "0").startswith("-"), html
 
 
 # --- recorded runs ------------------------------------------------------------------------------
@@ -88,6 +89,7 @@ def test_steps_forward_and_back_return_the_same_pictures(name: str) -> None:
     answers = [page.shown]
     while "step" not in page.shown.off:
         answers.append(page.ask("step"))
+        page.check_html()
     run = recorded(name)
     assert len(answers) == len(run.words) + 1
     assert all(words in answers[i + 1].words for i, words in enumerate(run.words))

@@ -116,7 +116,8 @@ def rows_of_tables(
     y, said = 18.0, []
     for table, blocks in sorted(state.tables.items())[:_MOST_TABLES]:
         name, length = name_of(table, names), state.lengths.get(table, 0)
-        written = [min(block_size, length - i * block_size) for i in range(len(blocks))]
+        # A table that is being filled has its blocks before its length.
+        written = [max(0, min(block_size, length - i * block_size)) for i in range(len(blocks))]
         chips = [
             (block, _chip(views[block], block_size, names, tokens, pointing))
             for block, tokens in zip(blocks, written, strict=True)

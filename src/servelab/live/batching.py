@@ -19,13 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import mean
-from typing import cast
 
 from servelab import hardware, models
-from servelab.explore import Job, draw_timeline, static_batches, timeline
+from servelab.explore import Job, Timeline, draw_timeline, static_batches, timeline
 from servelab.explore.pool import counted
 from servelab.explore.state import RunEvent
-from servelab.explore.timeline import Unit
 from servelab.live.panel import Answer, Choice, Panel, Slider, Values, table_html
 from servelab.paging import Event
 from servelab.serving import Engine, RooflineRunner, SamplingParams, poisson
@@ -70,7 +68,7 @@ def panel() -> Panel:
                 ),
             ),
             "Show": (
-                Choice("unit", "Time in", (("steps", "steps"), ("seconds", "seconds")), "steps"),
+                Choice("unit", "Time in", (("seconds", "seconds"), ("steps", "steps")), "seconds"),
             ),
         },
         answer,
@@ -85,11 +83,13 @@ def answer(values: Values, action: str) -> Answer:
     places, budget = int(values["places"]), int(values["budget"])
     blocks = _BLOCKS_ENOUGH if values["blocks"] == _ENOUGH else int(values["blocks"])
     runs = static_run(jobs, places), engine_run(jobs, places, budget, blocks)
-    static, continuous = (count_run(events, jobs) for events in runs)
-    unit = cast(Unit, values["unit"])
+    lanes = timeline(runs[0], "seconds"), timeline(runs[1], "seconds", budget)
+    static, continuous = (count_run(runs[i], lanes[i], jobs) for i in (0, 1))
+    if values["unit"] == "steps":
+        lanes = timeline(runs[0]), timeline(runs[1], budget=budget)
     names = f"static, batches of {places}", f"continuous, {places} at a time"
     picture = draw_timeline(
-        {names[0]: timeline(runs[0], unit), names[1]: timeline(runs[1], unit, budget)},
+        dict(zip(names, lanes, strict=True)),
         "Who computes when",
     )
     rows = [[title, said, continuous.rows()[title]] for title, said in static.rows().items()]
@@ -208,9 +208,11 @@ class Counted:
         }
 
 
-def count_run(events: Sequence[RunEvent], jobs: Sequence[Job]) -> Counted:
-    """Return the numbers of a run of these requests, all of which it has served."""
-    run = timeline(events, "seconds")
+def count_run(events: Sequence[RunEvent], run: Timeline, jobs: Sequence[Job]) -> Counted:
+    """Return the numbers of a run of these requests, all of which it has served.
+
+    Parameters: ``events`` of the run, and its timeline ``run`` in seconds.
+    """
     tokens = run.tokens
     arrived = {lane.name: lane.began for lane in run.lanes}
     first: dict[str, float] = {}
