@@ -17,28 +17,35 @@ Timeline. 2 sequences, 4 steps, 11 tokens computed (5 prefill, 6 decode). 0/0: .
 """
 
 from servelab.explore.gantt import draw_timeline
-from servelab.explore.pool import Counts, count_blocks, draw_pool
+from servelab.explore.pool import Counts, Pointing, count_blocks, draw_pool
 from servelab.explore.static import Job, static_batches
 from servelab.explore.svg import Svg
 from servelab.explore.tables import draw_cache, prefixes_of
 from servelab.explore.timeline import Timeline, timeline
-from servelab.explore.trace import Cursor, Header, Trace
+from servelab.explore.trace import Cursor, Header, Trace, blocks_in
+from servelab.explore.waste import Fit, Load, draw_waste, occupancies
 from servelab.explore.words import kind_of, next_of, say, say_event
 
 __all__ = [
     "Counts",
     "Cursor",
+    "Fit",
     "Header",
     "Job",
+    "Load",
+    "Pointing",
     "Svg",
     "Timeline",
     "Trace",
+    "blocks_in",
     "count_blocks",
     "draw_cache",
     "draw_pool",
     "draw_timeline",
+    "draw_waste",
     "kind_of",
     "next_of",
+    "occupancies",
     "prefixes_of",
     "say",
     "say_event",

@@ -111,7 +111,7 @@ def blocks_of(state: PoolState, block_size: int) -> list[BlockView]:
     owners: list[list[int]] = [[] for _ in state.refs]
     cached = {block for blocks in state.cached.values() for block in blocks}
     tokens = [block_size if block in cached else 0 for block in range(len(state.refs))]
-    for table, blocks in state.tables.items():
+    for table, blocks in sorted(state.tables.items()):  # going back may have changed their order
         length = state.lengths.get(table, 0)
         for place, block in enumerate(blocks):
             owners[block].append(table)
@@ -175,7 +175,39 @@ def summary(state: PoolState, block_size: int) -> str:
     return said
 
 
-def grid(state: PoolState, block_size: int, names: Mapping[int, str] = NO_NAMES) -> Drawing:
+@dataclass(frozen=True)
+class Pointing:
+    """What a picture of blocks points at, for a page that can be asked about a block.
+
+    Parameters: ``chosen`` block, with a second outline; ``touched`` blocks, with a dot before their
+    number (what has just changed); ``asks`` whether a click on a block is an action, named "block:"
+    and its number.
+    """
+
+    chosen: int | None = None
+    touched: frozenset[int] = frozenset()
+    asks: bool = False
+
+    def action(self, block: int) -> str | None:
+        """Return the name of a click on a block; None: it does nothing."""
+        return f"block:{block}" if self.asks and block != NULL_BLOCK else None
+
+    def mark(self, view: BlockView) -> str:
+        """Return the number of a block with its marks."""
+        return ("•" if view.block in self.touched else "") + (
+            f"{view.block}#" if view.cached else str(view.block)
+        )
+
+
+NOTHING = Pointing()
+
+
+def grid(
+    state: PoolState,
+    block_size: int,
+    names: Mapping[int, str] = NO_NAMES,
+    pointing: Pointing = NOTHING,
+) -> Drawing:
     """Return the blocks of a pool as a grid of cells, the null block first."""
     views = blocks_of(state, block_size)
     layout = _Layout.of(len(views))
@@ -183,10 +215,17 @@ def grid(state: PoolState, block_size: int, names: Mapping[int, str] = NO_NAMES)
     for view in views:
         row, column = divmod(view.block, layout.columns)
         x, y = layout.left + column * layout.width, row * layout.height
-        body = hover(view.words(block_size, names)) + _cell(view, block_size, names, layout)
-        place = f"translate({number(x)} {number(y)})"
+        body = hover(view.words(block_size, names))
+        body += _cell(view, block_size, names, layout, pointing)
         cells.append(
-            element("g", body, class_="block", data_block=str(view.block), transform=place)
+            element(
+                "g",
+                body,
+                class_="block",
+                data_block=str(view.block),
+                data_action=pointing.action(view.block),
+                transform=f"translate({number(x)} {number(y)})",
+            )
         )
         if not layout.numbers and column == 0:  # each row says where it begins
             cells.append(text(x - 4, y + 8, str(view.block), 9, anchor="end"))
@@ -223,7 +262,9 @@ class _Layout:
         return cls((WIDTH - 35) / 40, 10, 40, 32, numbers=False, names=False)
 
 
-def _cell(view: BlockView, block_size: int, names: Mapping[int, str], layout: _Layout) -> str:
+def _cell(
+    view: BlockView, block_size: int, names: Mapping[int, str], layout: _Layout, pointing: Pointing
+) -> str:
     colours = [colour_of(table) for table in view.owners[:3]] or [NEUTRAL]
     full, shared = view.tokens / block_size, len(view.owners) > 1
     if not layout.numbers:  # the cell itself is the bar
@@ -232,11 +273,13 @@ def _cell(view: BlockView, block_size: int, names: Mapping[int, str], layout: _L
         return body + (box(0, 0, width, height, heavy=shared) if shared or full < 1 else "")
     width, height = layout.width - 3, layout.height - 3
     body = box(0, 0, width, height, dashed=not full, heavy=shared)
+    if view.block == pointing.chosen:
+        body += box(-1.5, -1.5, width + 3, height + 3, heavy=True)
     if full:
         inner, bar = width - 6, 7.0 if layout.names else 5.0
         body += fill(3, height - bar - 2, inner * full, bar, colours)
         body += box(3, height - bar - 2, inner, bar)
-    mark = f"{view.block}#" if view.cached else str(view.block)
+    mark = pointing.mark(view)
     if not layout.names:
         return body + text(3, 10, mark, 9, weight="bold")
     body += text(3, 11, mark, 10.5, weight="bold")
@@ -257,7 +300,7 @@ def _label(view: BlockView, names: Mapping[int, str], width: float) -> str:
     return clip(together, width, 9)
 
 
-def key(state: PoolState, block_size: int) -> Drawing:
+def key(state: PoolState, block_size: int, pointing: Pointing = NOTHING) -> Drawing:
     """Return what the marks of a grid mean, those that it has."""
     views = blocks_of(state, block_size)
     parts = [f"Bar: slots written, of {block_size}."]
@@ -267,6 +310,8 @@ def key(state: PoolState, block_size: int) -> Drawing:
     if any(view.cached for view in views):
         parts.append("#: found by the prefix cache (grey bar: held by nobody).")
     parts.append("Dashed: free." if _Layout.of(len(views)).numbers else "Empty: free.")
+    if pointing.touched:
+        parts.append("•: just changed.")
     return paragraph(" ".join(parts))
 
 
@@ -275,10 +320,12 @@ def draw_pool(
     block_size: int,
     names: Mapping[int, str] = NO_NAMES,
     title: str = "Block pool",
+    pointing: Pointing = NOTHING,
 ) -> Svg:
     """Return a picture of all blocks of a pool.
 
-    Parameters: ``state`` of the pool; ``block_size`` slots per block; ``names`` of tables, by id.
+    Parameters: ``state`` of the pool; ``block_size`` slots per block; ``names`` of tables, by id;
+    what it is ``pointing`` at.
     Returns: the picture; its description has the numbers, and each shared block with its holders.
     Raises: ``TypeError``, ``ValueError`` for a block size below 1.
 
@@ -286,4 +333,5 @@ def draw_pool(
     Block pool. 3 blocks of 16 slots: 0 held, 3 free.
     """
     numbers = paragraph(summary(state, block_size))
-    return picture(title, [numbers, grid(state, block_size, names), key(state, block_size)])
+    blocks = grid(state, block_size, names, pointing)
+    return picture(title, [numbers, blocks, key(state, block_size, pointing)])

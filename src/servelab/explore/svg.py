@@ -72,7 +72,7 @@ def clean(value: str) -> str:
     >>> clean("a\\x00b")
     'a�b'
     """
-    if value.isascii() and value.isprintable():  # nearly always
+    if value.isprintable():  # nearly always, and quickly known
         return value
     return "".join(c if _allowed(ord(c)) else "\N{REPLACEMENT CHARACTER}" for c in value)
 

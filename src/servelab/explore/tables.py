@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from servelab.explore.pool import (
     MOST_SAID,
     NO_NAMES,
+    NOTHING,
     BlockView,
+    Pointing,
     blocks_of,
     colour_of,
     counted,
@@ -42,8 +44,9 @@ from servelab.explore.svg import (
 )
 from servelab.paging import BlockPool, PoolState
 
-# What a prefix key stands for: the key of the prefix before it, and the tokens of its block.
-Prefixes = Mapping[str, tuple[str, tuple[int, ...]]]
+# What a prefix key stands for: the key of the prefix before it, and the tokens of its block, as
+# numbers or in any other form that can be printed.
+Prefixes = Mapping[str, tuple[str, tuple[object, ...]]]
 
 _PITCH, _ROW = 28.0, 22.0  # of the chips that stand for blocks
 _MOST_TABLES = 40  # drawn
@@ -60,14 +63,20 @@ def prefixes_of(pool: BlockPool) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def _chip(
-    view: BlockView, block_size: int, names: Mapping[int, str], tokens: int, mark: str | None = None
+    view: BlockView,
+    block_size: int,
+    names: Mapping[int, str],
+    tokens: int,
+    pointing: Pointing,
+    mark: str | None = None,
 ) -> str:
     """Return one block of a row; its bar shows ``tokens`` of it."""
-    if mark is None:
-        mark = f"{view.block}#" if view.cached else str(view.block)
+    mark = pointing.mark(view) if mark is None else mark
     dashed, shared = not view.owners and not view.cached, len(view.owners) > 1
     body = hover(view.words(block_size, names))
     body += box(0.5, 0.5, _PITCH - 3, _ROW - 4, dashed, shared)
+    if view.block == pointing.chosen:
+        body += box(-0.8, -0.8, _PITCH - 0.4, _ROW - 1.4, heavy=True)
     if tokens:
         colours = [colour_of(table) for table in view.owners[:3]] or [NEUTRAL]
         body += fill(2, 13.5, (_PITCH - 6) * tokens / block_size, 3.5, colours)
@@ -75,7 +84,7 @@ def _chip(
 
 
 def _chips(
-    chips: Sequence[tuple[int, str]], left: float, rows: int, words: str
+    chips: Sequence[tuple[int, str]], left: float, rows: int, words: str, pointing: Pointing
 ) -> tuple[str, float]:
     """Return chips (block, body) in at most ``rows`` rows, and their height."""
     per_row = int((WIDTH - left) // _PITCH)
@@ -89,27 +98,32 @@ def _chips(
     for place, (block, chip) in enumerate(shown):
         row, column = divmod(place, per_row)
         at = f"translate({number(left + column * _PITCH)} {number(row * _ROW)})"
-        data = str(block) if block >= 0 else None
-        body.append(element("g", chip, transform=at, data_block=data) if chip else "")
+        data = {"data_block": str(block), "data_action": pointing.action(block)}
+        if chip:
+            body.append(element("g", chip, transform=at, **(data if block >= 0 else {})))
     return "".join(body), _ROW * max(1, -(-len(shown) // per_row))
 
 
 def rows_of_tables(
-    state: PoolState, block_size: int, names: Mapping[int, str] = NO_NAMES
+    state: PoolState,
+    block_size: int,
+    names: Mapping[int, str] = NO_NAMES,
+    pointing: Pointing = NOTHING,
 ) -> Drawing:
     """Return one row per table: its name, its tokens, and its blocks in order."""
     views = blocks_of(state, block_size)
     body = [text(4, 11, "Tables: the blocks of each sequence, in order", 10, weight="bold")]
     y, said = 18.0, []
-    for table, blocks in list(state.tables.items())[:_MOST_TABLES]:
+    for table, blocks in sorted(state.tables.items())[:_MOST_TABLES]:
         name, length = name_of(table, names), state.lengths.get(table, 0)
-        written = [min(block_size, length - i * block_size) for i in range(len(blocks))]
+        # A table that is being filled has its blocks before its length.
+        written = [max(0, min(block_size, length - i * block_size)) for i in range(len(blocks))]
         chips = [
-            (block, _chip(views[block], block_size, names, tokens))
+            (block, _chip(views[block], block_size, names, tokens, pointing))
             for block, tokens in zip(blocks, written, strict=True)
         ]
         words = f"{name}: {counted(length, 'token')} in {_blocks(blocks)}"
-        chip_body, height = _chips(chips, left=88, rows=3, words=words)
+        chip_body, height = _chips(chips, 88, 3, words, pointing)
         label = hover(words) + fill(4, 2, 4, 15, [colour_of(table)])
         label += text(12, 9, clip(name, 74, 9), 9) + text(12, 18, counted(length, "token"), 9)
         row = label + chip_body
@@ -134,7 +148,12 @@ def rows_of_tables(
     return Drawing("".join(body), y, "Tables: " + "; ".join(said) + ".")
 
 
-def row_of_free(state: PoolState, block_size: int, names: Mapping[int, str] = NO_NAMES) -> Drawing:
+def row_of_free(
+    state: PoolState,
+    block_size: int,
+    names: Mapping[int, str] = NO_NAMES,
+    pointing: Pointing = NOTHING,
+) -> Drawing:
     """Return the free blocks in the order of their next use; # marks those still cached."""
     views = blocks_of(state, block_size)
     heading = text(4, 11, "Free blocks, the next to be used first", 10, weight="bold")
@@ -144,17 +163,21 @@ def row_of_free(state: PoolState, block_size: int, names: Mapping[int, str] = NO
     words = f"Free, in order of next use: {_numbers(state.free)}"
     words += f"; cached of these: {_numbers(cached)}." if cached else "."
     chips = [
-        (b, _chip(views[b], block_size, names, block_size if views[b].cached else 0))
+        (b, _chip(views[b], block_size, names, block_size if views[b].cached else 0, pointing))
         for b in state.free
     ]
-    body, height = _chips(chips, left=4, rows=3, words=words)
+    body, height = _chips(chips, 4, 3, words, pointing)
     return Drawing(
         heading + element("g", body, transform="translate(0 17)", class_="free"), 17 + height, words
     )
 
 
 def tree_of_prefixes(
-    state: PoolState, block_size: int, prefixes: Prefixes, names: Mapping[int, str] = NO_NAMES
+    state: PoolState,
+    block_size: int,
+    prefixes: Prefixes,
+    names: Mapping[int, str] = NO_NAMES,
+    pointing: Pointing = NOTHING,
 ) -> Drawing:
     """Return the cached prefixes as a tree: a row for each stretch without a branch.
 
@@ -170,14 +193,24 @@ def tree_of_prefixes(
             top = ends[depth - 1]
             body.append(rule(left - 7, top, left - 7, y + 9) + rule(left - 7, y + 9, left, y + 9))
         chips = [
-            (b, _chip(views[b], block_size, names, block_size, ("=" if place else "") + str(b)))
+            (
+                b,
+                _chip(
+                    views[b],
+                    block_size,
+                    names,
+                    block_size,
+                    pointing,
+                    ("=" if place else "") + str(b),
+                ),
+            )
             for found in run
             for place, b in enumerate(state.cached[found])
         ]
         tokens = " ".join(str(token) for found in run[:8] for token in prefixes[found][1])
         tokens += " …" if len(run) > 8 else ""
         words = f"{_blocks([b for b, _ in chips])} with tokens {tokens}"
-        drawn, height = _chips(chips, left, rows=2, words=words)
+        drawn, height = _chips(chips, left, 2, words, pointing)
         room = WIDTH - left - len(chips) * _PITCH - 8
         if room > 40:
             drawn += text(WIDTH - room - 4, 11.5, clip(tokens, room, 9), 9)
@@ -196,7 +229,8 @@ def tree_of_prefixes(
 def _runs(state: PoolState, prefixes: Prefixes) -> Iterator[tuple[int, list[str]]]:
     """Yield each unbranched stretch of keys, depth first, with the branches above it."""
     children: dict[str, list[str]] = {}
-    for found in state.cached:
+    # In order of their blocks: going back may have changed the order of the keys.
+    for found in sorted(state.cached, key=lambda key: state.cached[key][0]):
         children.setdefault(prefixes[found][0], []).append(found)
     first = [
         found for parent in children if parent not in state.cached for found in children[parent]
@@ -232,11 +266,14 @@ def draw_cache(
     names: Mapping[int, str] = NO_NAMES,
     prefixes: Prefixes | None = None,
     title: str = "Paged cache",
+    pointing: Pointing = NOTHING,
+    free_order: bool = True,
 ) -> Svg:
     """Return a picture of a pool, its tables, its free order and, if given, its prefixes.
 
     Parameters: ``state`` of the pool; ``block_size`` slots per block; ``names`` of tables, by id;
-    ``prefixes`` behind the cached keys (``prefixes_of`` a pool, or ``Trace.prefixes``).
+    ``prefixes`` behind the cached keys (``prefixes_of`` a pool, or ``Trace.prefixes``); what it is
+    ``pointing`` at; ``free_order``: whether it is shown.
     Returns: the picture; its description says all of it in words.
     Raises: ``TypeError``, ``ValueError`` for a block size below 1; ``KeyError`` for a cached key
     that ``prefixes`` lacks.
@@ -247,11 +284,12 @@ def draw_cache(
     """
     drawings = [
         paragraph(summary(state, block_size)),
-        grid(state, block_size, names),
-        key(state, block_size),
-        rows_of_tables(state, block_size, names),
-        row_of_free(state, block_size, names),
+        grid(state, block_size, names, pointing),
+        key(state, block_size, pointing),
+        rows_of_tables(state, block_size, names, pointing),
     ]
+    if free_order:
+        drawings.append(row_of_free(state, block_size, names, pointing))
     if prefixes is not None:
-        drawings.append(tree_of_prefixes(state, block_size, prefixes, names))
+        drawings.append(tree_of_prefixes(state, block_size, prefixes, names, pointing))
     return picture(title, drawings)

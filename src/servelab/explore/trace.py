@@ -206,7 +206,7 @@ class Trace:
 
     def history(self, block: int) -> list[int]:
         """Return the places of the events that name a block of the device's pool."""
-        return [place for place, event in enumerate(self.events) if block in _blocks(event)]
+        return [place for place, event in enumerate(self.events) if block in blocks_in(event)]
 
     # --- files ----------------------------------------------------------------------------------
 
@@ -313,11 +313,17 @@ def check(state: RunState) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _blocks(event: RunEvent) -> Iterator[int]:
+def blocks_in(event: RunEvent) -> frozenset[int]:
+    """Return the blocks of the device's pool that an event names.
+
+    >>> sorted(blocks_in(EntryChanged(table=0, index=1, old=7, new=9)))
+    [7, 9]
+    """
     if isinstance(event, RefChanged | CachedChanged):
-        yield event.block
-    elif isinstance(event, EntryChanged):
-        yield from (block for block in (event.old, event.new) if block is not None)
+        return frozenset({event.block})
+    if isinstance(event, EntryChanged):
+        return frozenset(block for block in (event.old, event.new) if block is not None)
+    return frozenset()
 
 
 def _document(head: dict[str, Any], **lists: list[Any]) -> str:

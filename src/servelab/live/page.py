@@ -24,7 +24,7 @@ from servelab.live.panel import Panel
 from servelab.units import near_names
 
 #: The panels of the book; each is built by the function ``panel`` of the module of its name.
-PANELS = ("roofline", "phases", "memory", "paged", "batching")
+PANELS = ("roofline", "phases", "memory", "paged", "pool", "batching")
 
 
 def panel(name: str) -> Panel:
