@@ -184,9 +184,7 @@ class _Attends:
         self.flop_per_pair = spec.flop_per_pair if isinstance(spec, Attention) else 0
         self.of_queries: dict[int, _Sums] = {}  # by their number
 
-    def cost(
-        self, singles: Sequence[int], chunks: Sequence[tuple[int, int]], tokens: int
-    ) -> _Sums:
+    def cost(self, singles: Sequence[int], chunks: Sequence[tuple[int, int]], tokens: int) -> _Sums:
         """Return what one layer costs."""
         spec = self.spec
         if self.sees_all:
