@@ -31,7 +31,7 @@ TESTS = ("tests/test_paging.py",)
 HISTORIES = "tests.test_paging_stateful"  # its `run_histories()` is tried on each mutant too
 
 _SHARE = '            self._share(hit.blocks, "hit")\n'
-_ALLOCATE = "            self._set_entry(len(self._blocks), self.pool.allocate())\n"
+_ALLOCATE = "            self._add(self.pool.allocate())\n"
 _REFUSE = """        if needed > self.pool.num_free:
             raise OutOfBlocks(needed, self.pool.num_free)
 """
@@ -63,6 +63,27 @@ MUTANTS = (
         "test_copies_are_made_by_all",
         "return self.num_tokens % self.pool.block_size != 0 and",
         "return False and",
+    ),
+    Mutant.of(
+        "a parent fills its last block on, shared or not",
+        "table.py",
+        "test_copies_are_made_by_all",
+        "        child._set_length(self.num_tokens)\n        self._room = 0\n",
+        "        child._set_length(self.num_tokens)\n",
+    ),
+    Mutant.of(
+        "a table that was cut fills a block on, cached or not",
+        "table.py",
+        "test_a_cached_block_is_copied",
+        "        self._set_length(num_tokens)\n        self._room = 0\n",
+        "        self._set_length(num_tokens)\n",
+    ),
+    Mutant.of(
+        "a table fills its last block beyond its end",
+        "table.py",
+        "test_b18",
+        "if not self.num_tokens < length <= self._room:",
+        "if not self.num_tokens < length <= self._room + 1:",
     ),
     Mutant.of(
         "the last holder copies too",
@@ -138,23 +159,25 @@ MUTANTS = (
         "leak on release: the last block stays held",
         "table.py",
         "test_b46",
-        "for index in reversed(range(self.pool.shape.blocks_for(num_tokens), len(self._blocks))):",
-        "for index in reversed(range(max(1, self.pool.shape.blocks_for(num_tokens)), "
-        "len(self._blocks))):",
+        "while len(blocks) > kept:",
+        "while len(blocks) > max(1, kept):",
     ),
     Mutant.of(
         "truncate drops the block that is still half needed",
         "table.py",
         "test_b15",
-        "for index in reversed(range(self.pool.shape.blocks_for(num_tokens), len(self._blocks))):",
-        "for index in reversed(range(num_tokens // self.pool.block_size, len(self._blocks))):",
+        "while len(blocks) > kept:",
+        "while len(blocks) > num_tokens // self.pool.block_size:",
     ),
     Mutant.of(
         "truncate releases and keeps the entry",
         "table.py",
         "test_b15",
-        "            self._set_entry(index, None)\n",
-        "",
+        "            self.pool.release(block)\n        self._set_length(num_tokens)\n",
+        "            self.pool.release(block)\n"
+        "            blocks.insert(0, block)\n"
+        "            kept += 1\n"
+        "        self._set_length(num_tokens)\n",
     ),
     # --- the free order -------------------------------------------------------------------------
     Mutant.of(
@@ -182,9 +205,8 @@ MUTANTS = (
         "the beginning of a sequence is evicted first",
         "table.py",
         "test_the_example",
-        "            block = self._blocks[index]\n            self._set_entry(index, None)\n",
-        "            index = self.pool.shape.blocks_for(num_tokens)\n"
-        "            block = self._blocks[index]\n            self._set_entry(index, None)\n",
+        "            block = blocks.pop()\n",
+        "            block = blocks.pop(kept)\n",
     ),
     Mutant.of(
         "the block released last is used next",
@@ -338,8 +360,7 @@ MUTANTS = (
         "            fresh = [self.pool.allocate() for _ in range("
         "self.pool.shape.blocks_for(num_tokens))]\n" + _SHARE,
         _ALLOCATE,
-        "            self._set_entry(len(self._blocks), "
-        "fresh.pop(0) if hit is not None else self.pool.allocate())\n",
+        "            self._add(fresh.pop(0) if hit is not None else self.pool.allocate())\n",
     ),
     Mutant.of(
         "a hit is used although its blocks were evicted since",
@@ -551,8 +572,8 @@ MUTANTS = (
         "B18 the next block is taken early",
         "table.py",
         "test_b18",
-        "while len(self._blocks) < self.pool.shape.blocks_for(length):",
-        "while len(self._blocks) < self.pool.shape.blocks_for(length + 1):",
+        "for _ in range(len(self._blocks), self.pool.shape.blocks_for(length)):",
+        "for _ in range(len(self._blocks), self.pool.shape.blocks_for(length + 1)):",
     ),
     Mutant.of(
         "B39 the blocks of a table are handed out, not copied",

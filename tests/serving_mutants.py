@@ -78,7 +78,7 @@ MUTANTS = (
         "beams are not counted as rows of a step",
         "scheduler.py",
         "test_beams_wider_than_a_step",
-        "if not budget or len(rows) == self.max_num_seqs:",
+        "if not budget or not seats:",
         "if not budget:",
     ),
     Mutant.of(
@@ -93,7 +93,7 @@ MUTANTS = (
         "scheduler.py",
         "test_b44",
         _CONTINUE,
-        "tuple((number + len(rows) / 9) % 1 for number in sequence.draws()) "
+        "tuple((number + len(samples) / 9) % 1 for number in sequence.draws()) "
         "if new == pending else ()",
     ),
     Mutant.of(
@@ -154,7 +154,7 @@ MUTANTS = (
         "held sequences keep their blocks from those that wait",
         "scheduler.py",
         "test_a_held_beam_gives_way",
-        "while self.waiting and self.running and not plan.rows:",
+        "while self.waiting and self.running and not plan.sequences:",
         "while False:",
     ),
     Mutant.of(
@@ -190,8 +190,8 @@ MUTANTS = (
         "copies on write are forgotten",
         "scheduler.py",
         "test_b02",
-        "                    plan.copies += copies\n",
-        "                    pass\n",
+        "                plan.copies += copies\n",
+        "                pass\n",
     ),
     Mutant.of(
         "B32 the end of a sequence leaves its blocks held",
@@ -255,17 +255,18 @@ MUTANTS = (
     # --- commit: tokens and branches ------------------------------------------------------------
     Mutant.of(
         "the first token is not compared with the stop tokens",
-        "commit.py",
+        "request.py",
         "test_a_stop_token",
-        "if token in request.stops:",
-        "if token in request.stops and len(branch.token_ids) > request.num_prompt_tokens + 1:",
+        "return token in request.stops or",
+        "first = len(self.token_ids) == request.num_prompt_tokens + 1\n"
+        "        return (not first and token in request.stops) or",
     ),
     Mutant.of(
         "one token more than asked for",
-        "commit.py",
+        "request.py",
         "test_a_request_waits",
-        "elif len(branch.token_ids) >= request.max_length:",
-        "elif len(branch.token_ids) > request.max_length:",
+        "len(self.token_ids) >= request.max_length",
+        "len(self.token_ids) > request.max_length",
     ),
     Mutant.of(
         "B2 a prompt branches in every step",
@@ -278,15 +279,15 @@ MUTANTS = (
         "B2 all children get the first one's token",
         "commit.py",
         "test_b02",
-        "            branch.token_ids.append(token)\n",
-        "            branch.token_ids.append(tokens[0])\n",
+        "if branch.take(token)]",
+        "if branch.take(tokens[0])]",
     ),
     Mutant.of(
         "the log-probability of another token is summed",
         "commit.py",
         "test_log_probabilities",
-        "logprobs[number][token]",
-        "max(logprobs[number].values())",
+        "of_position[token]",
+        "max(of_position.values())",
     ),
     Mutant.of(
         "the first token comes when its step begins",
@@ -456,8 +457,8 @@ MUTANTS = (
         "a fault ends the first request of the step only",
         "engine.py",
         "test_a_runner_that_raises",
-        "row.sequence.request for row in plan.rows",
-        "row.sequence.request for row in plan.rows[:1]",
+        "sequence.request for sequence in plan.sequences",
+        "sequence.request for sequence in plan.sequences[:1]",
     ),
     Mutant.of(
         "victims whose blocks never reached the CPU are swapped in",
@@ -471,7 +472,7 @@ MUTANTS = (
         "engine.py",
         "test_a_lost_runner",
         "requests = self.unfinished\n",
-        "requests = list(dict.fromkeys(row.sequence.request for row in plan.rows))\n",
+        "requests = list(dict.fromkeys(sequence.request for sequence in plan.sequences))\n",
     ),
     Mutant.of(
         "a stream that nobody read is not aborted",

@@ -111,10 +111,6 @@ class FreeList:
     def __init__(self, num_blocks: int) -> None:
         self._next: list[int] = [*range(1, num_blocks), NULL_BLOCK]
         self._previous: list[int] = [num_blocks - 1, *range(num_blocks - 1)]
-        self._length = num_blocks - 1
-
-    def __len__(self) -> int:
-        return self._length
 
     def __iter__(self) -> Iterator[int]:
         block = self.first
@@ -132,14 +128,12 @@ class FreeList:
         last = self._previous[NULL_BLOCK]
         self._next[last] = self._previous[NULL_BLOCK] = block
         self._previous[block], self._next[block] = last, NULL_BLOCK
-        self._length += 1
         return last
 
     def remove(self, block: int) -> int:
         """Take a block out; return the one before it (the null block: none)."""
         before, after = self._previous[block], self._next[block]
         self._next[before], self._previous[after] = after, before
-        self._length -= 1
         return before
 
 
@@ -164,15 +158,11 @@ class BlockPool:
         self.shape = PoolShape(num_blocks, block_size)
         self.block_size = self.shape.block_size
         self.refs = [0] * self.shape.num_blocks  # tables that hold each block
+        self.num_free = self.shape.num_blocks - 1  # blocks that no table holds, cached or not
         self.index = PrefixIndex()
         self.sink = sink
         self._free = FreeList(self.shape.num_blocks)
         self._table_ids = count()
-
-    @property
-    def num_free(self) -> int:
-        """Return the blocks that no table holds, cached ones included."""
-        return len(self._free)
 
     def free_order(self) -> list[int]:
         """Return the free blocks, the one to be used next first."""
@@ -187,9 +177,9 @@ class BlockPool:
 
         Raises: ``OutOfBlocks``.
         """
-        if not self.num_free:
-            raise OutOfBlocks(1, 0)
         block = self._free.first
+        if block == NULL_BLOCK:
+            raise OutOfBlocks(1, 0)
         if block in self.index:
             self.uncache(block)
         self._change_ref(block, +1, "allocate")
@@ -214,12 +204,14 @@ class BlockPool:
         self._change_ref(block, -1, "release")
 
     def _change_ref(self, block: int, change: int, reason: Reason) -> None:
-        old, new, after = self.refs[block], self.refs[block] + change, NULL_BLOCK
+        old, after = self.refs[block], NULL_BLOCK
+        self.refs[block] = new = old + change
         if old == 0:
             after = self._free.remove(block)
-        if new == 0:
+            self.num_free -= 1
+        elif new == 0:
             after = self._free.append(block)
-        self.refs[block] = new
+            self.num_free += 1
         if self.sink is not None:
             self.sink(RefChanged(block=block, old=old, new=new, after=after, reason=reason))
 

@@ -63,6 +63,8 @@ class BlockTable:
         self.num_tokens = 0
         self.root: Root | None = None  # set by the lookup it began with; none: never published
         self._blocks: list[int] = []
+        # Tokens up to which nothing but the length changes: nobody else reads the last block.
+        self._room = 0
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -96,15 +98,12 @@ class BlockTable:
         table that is not empty, or that is no longer cached, or names a block twice). Then nothing
         has changed.
         """
-        length, used = self.num_tokens + num_tokens, self.num_tokens % self.pool.block_size
-        one = num_tokens == 1 and hit is None
-        if one and used and not self.pool.is_read_elsewhere(self._blocks[-1]):
-            # Nearly always: the last block has room, and no other reader.
-            self._set_length(length)
+        if hit is None and self.fill(check_count("num_tokens", num_tokens)):
             return []
         needed = self.blocks_needed(num_tokens, hit)
         if needed > self.pool.num_free:
             raise OutOfBlocks(needed, self.pool.num_free)
+        length = self.num_tokens + num_tokens
         copies: list[Copy] = []
         if hit is not None:
             # Before any allocation: it could evict the very blocks that were hit.
@@ -113,10 +112,30 @@ class BlockTable:
             length += hit.num_tokens
         elif self._must_copy():
             copies.append(self._copy_last())
-        while len(self._blocks) < self.pool.shape.blocks_for(length):
-            self._set_entry(len(self._blocks), self.pool.allocate())
+        for _ in range(len(self._blocks), self.pool.shape.blocks_for(length)):
+            self._add(self.pool.allocate())
         self._set_length(length)
+        self._room = len(self._blocks) * self.pool.block_size
         return copies
+
+    def fill(self, num_tokens: int) -> bool:
+        """Make room for ``num_tokens`` more if the last block is known to have it; return whether.
+
+        It is what ``append`` nearly always comes to while a sequence decodes, without its checks.
+        After a fork or a cut it declines until ``append`` has seen to the last block.
+
+        >>> table = BlockTable(BlockPool(num_blocks=6, block_size=4))
+        >>> table.append(2), table.fill(2), table.fill(1), table.num_tokens
+        ([], True, False, 4)
+        """
+        length = self.num_tokens + num_tokens
+        if not self.num_tokens < length <= self._room:
+            return False
+        if self.pool.sink is None:
+            self.num_tokens = length
+        else:
+            self._set_length(length)
+        return True
 
     def fork(self) -> BlockTable:
         """Return a table of the same blocks; nothing is copied until one of the two writes."""
@@ -124,6 +143,7 @@ class BlockTable:
         child.root = self.root
         child._share(self.blocks, "fork")
         child._set_length(self.num_tokens)
+        self._room = 0
         return child
 
     def truncate(self, num_tokens: int) -> None:
@@ -135,11 +155,13 @@ class BlockTable:
         """
         if check_count("num_tokens", num_tokens, minimum=0) > self.num_tokens:
             raise ValueError(f"num_tokens must be at most {self.num_tokens}, got {num_tokens}")
-        for index in reversed(range(self.pool.shape.blocks_for(num_tokens), len(self._blocks))):
-            block = self._blocks[index]
-            self._set_entry(index, None)
+        blocks, kept = self._blocks, self.pool.shape.blocks_for(num_tokens)
+        while len(blocks) > kept:
+            block = blocks.pop()
+            self._report(len(blocks), block, None)
             self.pool.release(block)
         self._set_length(num_tokens)
+        self._room = 0
 
     def free(self) -> None:
         """Release every block; the table is empty and can be used again."""
@@ -164,20 +186,23 @@ class BlockTable:
 
     def _copy_last(self) -> Copy:
         source, destination = self._blocks[-1], self.pool.allocate()
-        self._set_entry(len(self._blocks) - 1, destination)
+        self._blocks[-1] = destination
+        self._report(len(self._blocks) - 1, source, destination)
         self.pool.release(source)
         return source, destination
 
     def _share(self, blocks: Sequence[int], reason: Reason) -> None:
         for block in blocks:
             self.pool.acquire(block, reason)
-            self._set_entry(len(self._blocks), block)
+            self._add(block)
 
-    def _set_entry(self, index: int, block: int | None) -> None:
-        old = self._blocks[index] if index < len(self._blocks) else None
-        self._blocks[index : index + 1] = [] if block is None else [block]
+    def _add(self, block: int) -> None:
+        self._blocks.append(block)
+        self._report(len(self._blocks) - 1, None, block)
+
+    def _report(self, index: int, old: int | None, new: int | None) -> None:
         if self.pool.sink is not None:
-            self.pool.sink(EntryChanged(table=self.id, index=index, old=old, new=block))
+            self.pool.sink(EntryChanged(table=self.id, index=index, old=old, new=new))
 
     def _set_length(self, num_tokens: int) -> None:
         old, self.num_tokens = self.num_tokens, num_tokens
@@ -229,7 +254,7 @@ def move(tables: Sequence[BlockTable], pool: BlockPool) -> tuple[list[BlockTable
                 pool.acquire(places[block], "move")
             else:
                 places[block] = pool.allocate()
-            copy._set_entry(len(copy._blocks), places[block])
+            copy._add(places[block])
         copy._set_length(table.num_tokens)
         moved.append(copy)
     for table in tables:

@@ -82,16 +82,20 @@ class Pricer:
         self._bytes_per_second = chip.bandwidth_bytes_per_second
         self._of_tokens: dict[int, Price] = {}
         self._of_logits: dict[int, Price] = {0: Price(0, 0, 0, 0.0)}
-        self._attentions: Counter[Attention | LatentAttention] = Counter()
+        attentions: Counter[Attention | LatentAttention] = Counter()
         self._indexers: Counter[Indexer] = Counter()
         self._states: Counter[RecurrentState] = Counter()
         for layer, count in spec.layer_counts.items():
             if isinstance(layer.attention, Attention | LatentAttention):
-                self._attentions[layer.attention] += count
+                attentions[layer.attention] += count
                 if layer.attention.indexer is not None:
                     self._indexers[layer.attention.indexer] += count
             if layer.state is not None:
                 self._states[layer.state] += count
+        self._attentions = [
+            (_Attends(attention, self.kv_dtype, dtype), count)
+            for attention, count in attentions.items()
+        ]
 
     def price(self, step: Step, logit_rows: int | None = None) -> Price:
         """Return the price of a step of (new, cached) pairs.
@@ -118,88 +122,109 @@ class Pricer:
         head = self._of_logits.get(logit_rows) or self._price_logits(logit_rows)
         flop, read = fixed.flop + head.flop, fixed.read_bytes + head.read_bytes
         written, seconds = fixed.written_bytes + head.written_bytes, fixed.seconds + head.seconds
-        for cost, count in self._seeing(singles, chunks, tokens):
-            flop += count * cost.flop
-            read += count * cost.read_bytes
-            written += count * cost.written_bytes
-            seconds += count * self._seconds(cost)
+        for one, count in self._seeing(singles, chunks, tokens):
+            flop += count * one[0]
+            read += count * one[1]
+            written += count * one[2]
+            seconds += count * self._seconds(*one)
         return Price(flop, read, written, seconds)
 
-    def _seconds(self, cost: Cost) -> float:
-        return max(cost.flop / self._flop_per_second, cost.bytes / self._bytes_per_second)
+    def _seconds(self, flop: int, read: int, written: int) -> float:
+        return max(flop / self._flop_per_second, (read + written) / self._bytes_per_second)
 
     def _price_tokens(self, tokens: int) -> Price:
         """Return the price of all operators that see nothing but the new tokens."""
         dtypes = (self.weight_dtype, self.kv_dtype, self.dtype)
         whole = step_cost(self.spec, [(tokens, 0)], [0], *dtypes)
         kept = Cost.total(part for part in whole.parts if part.name not in _SEE_SEQUENCES)
-        seconds = sum(part.count * self._seconds(part.cost) for part in kept.operators)
-        price = Price(kept.flop, kept.read_bytes, kept.written_bytes, seconds)
+        seconds = sum(part.count * self._seconds(*_sums(part.cost)) for part in kept.operators)
+        price = Price(*_sums(kept), seconds)
         self._of_tokens[tokens] = price
         return price
 
     def _price_logits(self, rows: int) -> Price:
         head = self.spec.lm_head
         cost = matmul(rows, head.d_in, head.d_out, self.weight_dtype, self.dtype, head.bias)
-        price = Price(cost.flop, cost.read_bytes, cost.written_bytes, self._seconds(cost))
+        price = Price(*_sums(cost), self._seconds(*_sums(cost)))
         self._of_logits[rows] = price
         return price
 
     def _seeing(
         self, singles: Sequence[int], chunks: Sequence[tuple[int, int]], tokens: int
-    ) -> list[tuple[Cost, int]]:
+    ) -> list[tuple[_Sums, int]]:
         """Return the operators that see the sequences, each with its number of layers."""
         kv, own = self.kv_dtype, self.dtype
-        found: list[tuple[Cost, int]] = []
-        seen: dict[tuple[int | None, bool, int | None], _Seen] = {}
-        for spec, count in self._attentions.items():
-            view = (spec.window, spec.chunked, spec.top_tokens)
-            if view not in seen:  # layers with the same view differ at most in their heads
-                seen[view] = _Seen(spec, singles, chunks)
-            sums = seen[view]
-            if isinstance(spec, LatentAttention):
-                flop = sums.latent_flop(spec)
-                cost = latent_cost(spec, flop, tokens, sums.keys, kv, own)
-            else:
-                cost = attention_cost(spec, tokens, sums.pairs, sums.keys, kv, own)
-            found.append((cost, count))
+        found = [(one.cost(singles, chunks, tokens), count) for one, count in self._attentions]
         for indexer, count in self._indexers.items():
             ends = sum(singles) + len(singles)  # an indexer scores every key
             pairs = ends + sum(causal_pairs(new, cached) for new, cached in chunks)
             keys = ends + sum(new + cached for new, cached in chunks)
-            found.append((index_cost(indexer, tokens, pairs, keys, kv, own), count))
+            found.append((_sums(index_cost(indexer, tokens, pairs, keys, kv, own)), count))
         for state, count in self._states.items():
-            found.append((recurrence_cost(state, tokens, len(singles) + len(chunks)), count))
+            cost = recurrence_cost(state, tokens, len(singles) + len(chunks))
+            found.append((_sums(cost), count))
         return found
 
 
-class _Seen:
-    """What a step's tokens see through one window: pairs and keys, of all sequences together."""
+# FLOP, bytes read, bytes written.
+_Sums = tuple[int, int, int]
 
-    def __init__(
-        self,
-        spec: Attention | LatentAttention,
-        singles: Sequence[int],
-        chunks: Sequence[tuple[int, int]],
-    ) -> None:
-        self.singles = _keys_of_singles(spec, singles)
-        self.chunks = [
-            (new, visible_pairs(new, cached, spec), visible_keys(new, cached, spec))
-            for new, cached in chunks
-        ]
-        one_each = sum(self.singles)  # a single token forms one pair with each key it sees
-        self.pairs = one_each + sum([pairs for _, pairs, _ in self.chunks])
-        self.keys = one_each + sum([keys for _, _, keys in self.chunks])
 
-    def latent_flop(self, spec: LatentAttention) -> int:
-        """Return the FLOP of latent attention, for each sequence the cheaper way."""
-        flop = sum(latent_flop(spec, *sums) for sums in self.chunks)
-        ends = (min(self.singles), max(self.singles)) if self.singles else ()
-        absorbed = spec.absorbed_flop_per_pair
-        if all(latent_flop(spec, 1, keys, keys) == keys * absorbed for keys in ends):
-            # Both ways cost affine amounts in the keys: cheaper at both ends, cheaper between.
-            return flop + absorbed * sum(self.singles)
-        return flop + sum(latent_flop(spec, 1, keys, keys) for keys in self.singles)
+def _sums(cost: Cost) -> _Sums:
+    return cost.flop, cost.read_bytes, cost.written_bytes
+
+
+class _Attends:
+    """One kind of attention, by sums: what its queries move depends on nothing but their number."""
+
+    def __init__(self, spec: Attention | LatentAttention, kv_dtype: str, dtype: str) -> None:
+        self.spec, self.kv_dtype, self.dtype = spec, kv_dtype, dtype
+        self.sees_all = spec.window is None and spec.top_tokens is None
+        self.bits_per_key = spec.kv_width * dtype_bits(kv_dtype)
+        self.flop_per_pair = spec.flop_per_pair if isinstance(spec, Attention) else 0
+        self.of_queries: dict[int, _Sums] = {}  # by their number
+
+    def cost(self, singles: Sequence[int], chunks: Sequence[tuple[int, int]], tokens: int) -> _Sums:
+        """Return what one layer costs."""
+        spec = self.spec
+        if self.sees_all:
+            pairs = keys = sum(singles) + len(singles)  # one pair with each key, its own too
+        else:
+            pairs = keys = sum(_keys_of_singles(spec, singles))
+        for new, cached in chunks:
+            pairs += visible_pairs(new, cached, spec)
+            keys += visible_keys(new, cached, spec)
+        if isinstance(spec, LatentAttention):
+            flop = _latent_flop(spec, singles, chunks)
+        else:
+            flop = self.flop_per_pair * pairs
+        _, read, written = self.of_queries.get(tokens) or self._queries(tokens)
+        return flop, read - (-keys * self.bits_per_key // 8), written
+
+    def _queries(self, tokens: int) -> _Sums:
+        if isinstance(self.spec, LatentAttention):
+            cost = latent_cost(self.spec, 0, tokens, 0, self.kv_dtype, self.dtype)
+        else:
+            cost = attention_cost(self.spec, tokens, 0, 0, self.kv_dtype, self.dtype)
+        self.of_queries[tokens] = sums = _sums(cost)
+        return sums
+
+
+def _latent_flop(
+    spec: LatentAttention, singles: Sequence[int], chunks: Sequence[tuple[int, int]]
+) -> int:
+    """Return the FLOP of latent attention, for each sequence the cheaper way."""
+    flop = sum(
+        latent_flop(spec, new, visible_pairs(new, cached, spec), visible_keys(new, cached, spec))
+        for new, cached in chunks
+    )
+    seen = _keys_of_singles(spec, singles)
+    ends = (min(seen), max(seen)) if seen else ()
+    absorbed = spec.absorbed_flop_per_pair
+    if all(latent_flop(spec, 1, keys, keys) == keys * absorbed for keys in ends):
+        # Both ways cost affine amounts in the keys: cheaper at both ends, cheaper between.
+        return flop + absorbed * sum(seen)
+    return flop + sum(latent_flop(spec, 1, keys, keys) for keys in seen)
 
 
 def _keys_of_singles(spec: Attention | LatentAttention, singles: Sequence[int]) -> list[int]:

@@ -10,24 +10,26 @@ Ignores: how the tokens were drawn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
+
 from servelab.serving.plan import Plan, StepResult
-from servelab.serving.request import FinishReason, Request, Sequence, State
+from servelab.serving.request import Request, Sequence, State
 from servelab.serving.scheduler import Scheduler, table_of
 
 
 def check_result(plan: Plan, result: StepResult) -> None:
     """Raise ``ValueError`` for an answer that does not fit the plan; nothing has changed yet."""
-    planned, drawn = [len(row.samples) for row in plan.rows], list(map(len, result.tokens))
+    planned, drawn = list(map(len, plan.samples)), list(map(len, result.tokens))
     if planned != drawn:
         raise ValueError(f"tokens to draw per row were {planned}, the runner drew {drawn}")
-    for place, row in enumerate(plan.rows):
-        if row.samples and row.sequence.request.logprobs_asked:
+    for place, sequence in enumerate(plan.sequences):
+        if sequence.request.logprobs_asked and drawn[place]:
             given = None if result.logprobs is None else result.logprobs[place]
-            if given is None or len(given) != len(row.samples):
-                raise ValueError(f"{row.sequence.name} asked for log-probabilities, got {given}")
+            if given is None or len(given) != drawn[place]:
+                raise ValueError(f"{sequence.name} asked for log-probabilities, got {given}")
             for token, logprobs in zip(result.tokens[place], given, strict=True):
                 if token not in logprobs:
-                    raise ValueError(f"{row.sequence.name} drew {token}, not among {logprobs}")
+                    raise ValueError(f"{sequence.name} drew {token}, not among {logprobs}")
 
 
 def commit(
@@ -39,39 +41,37 @@ def commit(
     """
     cache, size = scheduler.prefix_cache, scheduler.pool.block_size
     completed: list[Request] = []
-    generated = 0
-    for place, (sequence, new, cached, samples) in enumerate(plan.rows):
+    generated = sum(map(len, result.tokens))
+    columns = plan.sequences, plan.new_tokens, plan.cached_tokens, result.tokens
+    for place, (sequence, new, cached, tokens) in enumerate(zip(*columns, strict=True)):
         request = sequence.request
         computed = sequence.num_computed_tokens = cached + new
         if cache is not None and computed % size < new:  # a block has become full
             cache.publish(table_of(sequence), sequence.token_ids, computed)
         if computed <= request.num_prompt_tokens:
-            _note_times(request, cached, bool(samples), clock_seconds, result.seconds)
-        if not samples:
+            _note_times(request, cached, bool(tokens), clock_seconds, result.seconds)
+        if not tokens:
             continue
-        tokens = result.tokens[place]
         given = result.logprobs if request.logprobs_asked else None
         logprobs = None if given is None else given[place]
         if request.steered:
             sequence.state = State.HELD
             sequence.candidates = logprobs[0] if logprobs else None
+            generated -= 1
             continue
-        generated += len(tokens)
-        branches = (sequence,) if sequence.seats == 1 else _branch(scheduler, sequence)
-        for number, branch in enumerate(branches):
-            token = tokens[number]
-            branch.token_ids.append(token)
-            if logprobs is not None:
-                branch.logprobs.append(logprobs[number])
-                branch.cumulative_logprob += logprobs[number][token]
-            reason: FinishReason
-            if token in request.stops:
-                reason = "stop"
-            elif len(branch.token_ids) >= request.max_length:
-                reason = "length"
-            else:
-                continue
-            scheduler.finish(branch, reason)
+        branches = _branch(scheduler, sequence) if sequence.seats > 1 else None
+        if logprobs is not None:
+            _note_logprobs(branches or [sequence], tokens, logprobs)
+        if branches is not None:
+            pairs = zip(branches, tokens, strict=True)
+            ended = [branch for branch, token in pairs if branch.take(token)]
+        elif sequence.take(tokens[0]):
+            ended = [sequence]
+        else:
+            continue  # nearly always
+        for branch in ended:
+            stopped = branch.token_ids[-1] in request.stops
+            scheduler.finish(branch, "stop" if stopped else "length")
             request.times.last_token = clock_seconds
             if request.finished:
                 completed.append(request)
@@ -90,7 +90,15 @@ def _note_times(
         times.first_token = clock_seconds
 
 
-def _branch(scheduler: Scheduler, parent: Sequence) -> tuple[Sequence, ...]:
+def _branch(scheduler: Scheduler, parent: Sequence) -> list[Sequence]:
     """Fork a sequence whose prompt is computed into all that its request asks for."""
     seats, parent.seats = parent.seats, 1
-    return (parent, *(scheduler.fork(parent, parent.token_ids) for _ in range(1, seats)))
+    return [parent, *(scheduler.fork(parent, parent.token_ids) for _ in range(1, seats))]
+
+
+def _note_logprobs(
+    branches: list[Sequence], tokens: SequenceOf[int], logprobs: SequenceOf[dict[int, float]]
+) -> None:
+    for branch, token, of_position in zip(branches, tokens, logprobs, strict=True):
+        branch.logprobs.append(of_position)
+        branch.cumulative_logprob += of_position[token]

@@ -226,7 +226,7 @@ class Engine:
         fault: BaseException | None = None
         try:
             plan = self.scheduler.schedule()
-            if not plan.rows:
+            if not plan.sequences:
                 return []
             if self.sink is not None:
                 self.sink(Planned.of(self.counters.steps, plan, len(self.scheduler.waiting)))
@@ -260,7 +260,7 @@ class Engine:
             self._closed = f"the runner was lost: {message}"
             requests = self.unfinished
         else:
-            requests = list(dict.fromkeys(row.sequence.request for row in plan.rows))
+            requests = list(dict.fromkeys(sequence.request for sequence in plan.sequences))
         for sequence in self.scheduler.swapped_out:  # their blocks may not have reached the CPU
             self.scheduler.recompute(sequence)
         for request in requests:

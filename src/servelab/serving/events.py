@@ -117,8 +117,8 @@ class Stepped:
     @classmethod
     def of(cls, step: int, plan: Plan, result: StepResult) -> Stepped:
         """Return the event of a step that has been carried out."""
-        pairs = zip(plan.rows, result.tokens, strict=True)
-        drawn = tuple((row.sequence.name, token) for row, tokens in pairs for token in tokens)
+        pairs = zip(plan.sequences, result.tokens, strict=True)
+        drawn = tuple((sequence.name, token) for sequence, tokens in pairs for token in tokens)
         return cls(step=step, seconds=result.seconds, tokens=drawn)
 
 

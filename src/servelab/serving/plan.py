@@ -1,7 +1,8 @@
 """What passes between the scheduler and a runner: the plan of one step, and what came of it.
 
 Models: a step as a list of rows, one per sequence: so many new tokens behind so many cached ones.
-Prefill, decode, chunks, prefix hits and any mixture of them are that one list.
+Prefill, decode, chunks, prefix hits and any mixture of them are that one list. It is kept by
+columns, as a batch goes to a device.
 
 Assumes: a runner carries a plan out in this order: ``swap_out``, ``copies`` one after the other,
 ``swap_in``, then the rows, whose writes go to slots that no other row reads in this step.
@@ -11,8 +12,9 @@ Ignores: what a runner is: a decoder that measures its time, or a calculator tha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from servelab.models import ModelSpec
@@ -36,37 +38,70 @@ class Row(NamedTuple):
     samples: tuple[float, ...]
 
 
-@dataclass(slots=True)
 class Plan:
     """One step: the rows to compute and the blocks to copy before.
 
-    Parameters: ``copies`` within the device's pool; ``swap_out`` from the device's pool to the
+    Parameters: ``rows``, kept as the columns ``sequences``, ``new_tokens``, ``cached_tokens`` and
+    ``samples``; ``copies`` within the device's pool; ``swap_out`` from the device's pool to the
     CPU's, ``swap_in`` back; each a list of (source block, destination block).
     """
 
-    rows: list[Row] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
-    swap_in: list[Copy] = field(default_factory=list)
-    swap_out: list[Copy] = field(default_factory=list)
+    __slots__ = (
+        "cached_tokens",
+        "copies",
+        "new_tokens",
+        "samples",
+        "sequences",
+        "swap_in",
+        "swap_out",
+    )
+
+    def __init__(
+        self,
+        rows: Iterable[Row] = (),
+        copies: Iterable[Copy] = (),
+        swap_in: Iterable[Copy] = (),
+        swap_out: Iterable[Copy] = (),
+    ) -> None:
+        self.sequences: list[Sequence] = []
+        self.new_tokens: list[int] = []
+        self.cached_tokens: list[int] = []
+        self.samples: list[tuple[float, ...]] = []
+        for row in rows:
+            self.append(*row)
+        self.copies, self.swap_in, self.swap_out = list(copies), list(swap_in), list(swap_out)
+
+    def append(self, sequence: Sequence, new: int, cached: int, samples: tuple[float, ...]) -> None:
+        """Add a row."""
+        self.sequences.append(sequence)
+        self.new_tokens.append(new)
+        self.cached_tokens.append(cached)
+        self.samples.append(samples)
+
+    @property
+    def rows(self) -> list[Row]:
+        """Return the rows, one after the other."""
+        columns = self.sequences, self.new_tokens, self.cached_tokens, self.samples
+        return list(map(Row._make, zip(*columns, strict=True)))
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
         """Return (new tokens, cached tokens) of each row: what ``roofline.step_cost`` prices."""
-        return [(row.new_tokens, row.cached_tokens) for row in self.rows]
+        return list(zip(self.new_tokens, self.cached_tokens, strict=True))
 
     def check_pool(self, shape: PoolShape) -> None:
         """Raise ``RunnerTaken`` for a plan over another pool than that of the engine made last.
 
         Parameters: ``shape`` that the runner was bound to last. Every runner asks this first.
         """
-        for row in self.rows[:1]:
-            if row.sequence.table is not None and row.sequence.table.pool.shape is not shape:
+        for sequence in self.sequences[:1]:
+            if sequence.table is not None and sequence.table.pool.shape is not shape:
                 raise RunnerTaken("another engine was made with it since, it serves the last one")
 
     @property
     def num_new_tokens(self) -> int:
         """Return the tokens that the step computes."""
-        return sum(row.new_tokens for row in self.rows)
+        return sum(self.new_tokens)
 
 
 @dataclass(frozen=True, slots=True)

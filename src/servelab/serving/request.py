@@ -103,6 +103,12 @@ class Sequence:
         """Return the tokens generated so far."""
         return self.token_ids[self.request.num_prompt_tokens :]
 
+    def take(self, token: int) -> bool:
+        """Append a token; return whether it is the last one."""
+        request = self.request
+        self.token_ids.append(token)
+        return token in request.stops or len(self.token_ids) >= request.max_length
+
     def draws(self) -> tuple[float, ...]:
         """Return one uniform number for each token to be drawn behind its last one."""
         request, first = self.request, self.index

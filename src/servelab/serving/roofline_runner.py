@@ -127,10 +127,12 @@ class RooflineRunner:
         """
         if self._shape is not None:
             plan.check_pool(self._shape)
-        rows = plan.rows
-        singles = [cached for _, new, cached, _ in rows if new == 1]
-        chunks = [(new, cached) for _, new, cached, _ in rows if new != 1]
-        drawn = [len(samples) for _, _, _, samples in rows]
+        singles: list[int] = plan.cached_tokens
+        chunks: list[tuple[int, int]] = []
+        if plan.new_tokens.count(1) < len(singles):
+            singles = [cached for new, cached in plan.pairs if new == 1]
+            chunks = [pair for pair in plan.pairs if pair[0] != 1]
+        drawn = list(map(len, plan.samples))
         first = self._next_token + 1
         self._next_token += sum(drawn)
         tokens: list[tuple[int, ...]]

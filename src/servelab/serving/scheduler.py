@@ -30,7 +30,7 @@ from servelab.serving.events import (
     Preempted,
     SwapPoolChanged,
 )
-from servelab.serving.plan import Plan, Row
+from servelab.serving.plan import Plan
 from servelab.serving.request import FinishReason, Sequence, State
 
 Sink = Callable[[EngineEvent | Event], None]
@@ -109,11 +109,11 @@ class Scheduler:
         # once: what it computed is still in the prefix cache, and blocks that others hold too cost
         # it nothing.
         budget = self._admit(plan, self._continue_running(plan))
-        while self.waiting and self.running and not plan.rows:  # all that have blocks are held
+        while self.waiting and self.running and not plan.sequences:  # all that have blocks are held
             self._preempt(plan)
             budget = self._admit(plan, budget)
         counters = self.counters
-        counters.steps += bool(plan.rows)
+        counters.steps += bool(plan.sequences)
         counters.computed_tokens += self.max_num_batched_tokens - budget
         counters.copied_blocks += len(plan.copies)
         counters.swapped_out_blocks += len(plan.swap_out)
@@ -122,32 +122,38 @@ class Scheduler:
 
     def _continue_running(self, plan: Plan) -> int:
         """Plan a row for each that runs, oldest first; return what is left of the budget."""
-        budget, rows = self.max_num_batched_tokens, plan.rows
+        budget, seats, runs = self.max_num_batched_tokens, self.max_num_seqs, State.RUNNING
+        sequences, new_tokens = plan.sequences, plan.new_tokens
+        cached_tokens, samples = plan.cached_tokens, plan.samples
         for sequence in tuple(self.running):  # pre-emption takes from the list
-            if not budget or len(rows) == self.max_num_seqs:
+            if not budget or not seats:
                 break
-            if sequence.state is not State.RUNNING:
+            table = sequence.table
+            if sequence.state is not runs or table is None:
                 continue
             cached = sequence.num_computed_tokens
             pending = len(sequence.token_ids) - cached
             new = pending if pending < budget else budget
-            if not self._grow(sequence, new, plan):
+            if not table.fill(new) and not self._grow(sequence, table, new, plan):
                 break  # it was the youngest itself, so nobody is behind it
-            rows.append(Row(sequence, new, cached, sequence.draws() if new == pending else ()))
+            sequences.append(sequence)
+            new_tokens.append(new)
+            cached_tokens.append(cached)
+            samples.append(sequence.draws() if new == pending else ())
             budget -= new
+            seats -= 1
         return budget
 
-    def _grow(self, sequence: Sequence, new: int, plan: Plan) -> bool:
+    def _grow(self, sequence: Sequence, table: BlockTable, new: int, plan: Plan) -> bool:
         """Extend a table, pre-empting the youngest until it fits; False: that was the sequence."""
         while True:
             try:
-                copies = table_of(sequence).append(new)
+                copies = table.append(new)
             except OutOfBlocks:
                 if self._preempt(plan) is sequence:
                     return False
             else:
-                if copies:
-                    plan.copies += copies
+                plan.copies += copies
                 return True
 
     def _admit(self, plan: Plan, budget: int) -> int:
@@ -172,7 +178,7 @@ class Scheduler:
             sequence.state = State.RUNNING
             cached, table = sequence.num_computed_tokens, table_of(sequence).id
             draws = sequence.draws() if cached + new == len(sequence.token_ids) else ()
-            plan.rows.append(Row(sequence, new, cached, draws))
+            plan.append(sequence, new, cached, draws)
             budget -= new
             seats -= sequence.seats
             self._emit(Admitted, sequence, table=table, cached_tokens=cached, back_from=back_from)
