@@ -1,25 +1,22 @@
-"""Size a service: how many replicas of a model on a chip keep promises of latency.
+"""Size a service by formula: one replica in its steady state, and how many of them it takes.
 
-Models: a service of equal replicas, each an engine on one chip or on ``tp`` chips that share every
-layer. Two answers to one question. A calculator: in a steady state each request owes its prefill
-and its share of decode steps, and Little's law says how many of them decode at once; it knows means.
-A simulation: each replica serves its part of a trace on the predicted clock; it knows the tail. What
-limits a service is found by relief: of its resources, the one whose double helps most.
+Models: a replica, an engine on one chip or on ``tp`` chips that share every layer. In a steady
+state each request owes its prefill and its share of decode steps; Little's law says how many of
+them decode at once, and from that follow the times and the cache that is held.
 
-Assumes: replicas are independent; a router gives every request to one of them as it comes. Ranks of
-tensor parallelism do the same at the same time, and their all-reduces overlap with nothing.
+Assumes: arrivals at random, spread evenly over replicas; every request like the mean of its trace,
+but for prompts, which queue as they are. Ranks of tensor parallelism do the same at the same time,
+and their all-reduces overlap with nothing.
 
-Ignores: failures, start-up, traffic that changes over the day, and users who wait for an answer
-before they ask again.
+Ignores: the tail. Means are what a formula can say; percentiles are for `servelab.serving.service`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any, Literal
 
 from servelab.hardware import Accelerator
@@ -30,12 +27,11 @@ from servelab.roofline import Precision, step_time
 from servelab.serving.engine import Engine
 from servelab.serving.plan import Plan, StepResult
 from servelab.serving.roofline_runner import RooflineRunner
-from servelab.serving.simulation import Served, Simulation, percentile, simulate
-from servelab.serving.traces import Arrival, Trace
+from servelab.serving.traces import Trace
 from servelab.units import check_count, check_number, check_positive
 
 Resource = Literal["capacity", "bandwidth", "compute", "link", "places"]
-Router = Callable[[int, Arrival], int]
+Missed = Literal["places", "capacity", "ttft", "tpot"]
 
 # Prompts of a trace that the calculator prices: more change its means by less than its own error.
 _PRICED = 100
@@ -91,7 +87,7 @@ class Replica:
 
     >>> from servelab import hardware, models
     >>> Replica(models.get("qwen3-8b"), hardware.get("l4")).pool_tokens
-    36416
+    46176
     """
 
     spec: ModelSpec
@@ -194,9 +190,7 @@ class Estimate:
     tpot_seconds: float
 
 
-def estimate(
-    replica: Replica, trace: Trace, rate: float, hit_rate: float = 0.0
-) -> Estimate | None:
+def estimate(replica: Replica, trace: Trace, rate: float, hit_rate: float = 0.0) -> Estimate | None:
     """Return the steady state of a replica that gets requests of a trace's lengths.
 
     A request owes ``d``, what its prompt adds to a step, and m decode steps of T(B), each shared by
@@ -214,7 +208,7 @@ def estimate(
     >>> replica = Replica(models.get("qwen3-8b"), hardware.get("h100-sxm-80gb"))
     >>> found = estimate(replica, poisson(1.0, [(1000, 101)]), rate=10.0)
     >>> found.sequences, f"{found.tpot_seconds * 1e3:.2f} ms", f"{found.prefill_share:.2f}"
-    (6, '5.40 ms', '0.12')
+    (6, '5.36 ms', '0.10')
     """
     rate = check_positive("rate", rate)
     if not 0 <= check_number("hit_rate", hit_rate) < 1:
@@ -268,9 +262,7 @@ def estimate(
 def _mean_context(trace: Trace) -> int:
     """Return the context of the sequences that decode, averaged over steps."""
     steps = sum(a.output_tokens for a in trace.arrivals)
-    tokens = sum(
-        a.output_tokens * (a.prompt_tokens + a.output_tokens / 2) for a in trace.arrivals
-    )
+    tokens = sum(a.output_tokens * (a.prompt_tokens + a.output_tokens / 2) for a in trace.arrivals)
     return round(tokens / steps)
 
 
@@ -282,190 +274,57 @@ def _chunks(cached: int, prompt: int, budget: int) -> Iterator[tuple[int, int]]:
         cached += new
 
 
-# --- the simulation: tails ----------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Service:
-    """What the replicas did with a trace, each with its part.
+class Least:
+    """The fewest replicas whose means keep the targets, and what one fewer would miss.
 
-    Fields: ``trace`` whole; ``runs`` of the replicas that got a request.
+    Fields: ``replicas``; ``each`` the steady state of one; ``missed`` with one replica fewer:
+    "places" (no number of sequences within ``max_num_seqs`` carries the rate), "capacity" of the
+    pool, "tpot" or "ttft"; None where one is enough.
     """
 
-    trace: Trace
-    runs: tuple[Simulation, ...]
-
-    @cached_property
-    def served(self) -> list[Served]:
-        """Return every finished request, of all replicas; ``arrival`` is its place in the part."""
-        return list(chain.from_iterable(run.served for run in self.runs))
-
-    @property
-    def refused(self) -> int:
-        """Return how many requests no replica can ever serve."""
-        return sum(len(run.refused) for run in self.runs)
-
-    def ttft_seconds(self, percent: float) -> float:
-        """Return a percentile of the times to the first token."""
-        return percentile((one.ttft_seconds for one in self.served), percent)
-
-    def tpot_seconds(self, percent: float) -> float:
-        """Return a percentile of the times per further token; 0 where no answer has a second."""
-        times = [one.tpot_seconds for one in self.served if one.tpot_seconds is not None]
-        return percentile(times, percent) if times else 0.0
-
-    @property
-    def output_tokens_per_second(self) -> float:
-        """Return the tokens of all answers over the time to the last of them."""
-        tokens = sum(one.output_tokens for one in self.served)
-        return tokens / max(run.clock_seconds for run in self.runs)
-
-    @property
-    def prefix_hit_rate(self) -> float:
-        """Return the share of the prompts' tokens that the prefix caches had."""
-        found = sum(run.counters.prefix_hit_tokens for run in self.runs)
-        queried = sum(run.counters.prefix_queried_tokens for run in self.runs)
-        return found / queried if queried else 0.0
-
-    @property
-    def peak_pool_share(self) -> float:
-        """Return the largest share of its pool that any replica ever held."""
-        return max(run.peak_blocks / run.num_blocks for run in self.runs)
-
-    def strain(self, targets: Targets) -> float:
-        """Return the larger of the two times over what was promised: at most 1 is kept.
-
-        Infinite where requests were refused.
-        """
-        return math.inf if self.refused else max(self.strains(targets).values())
-
-    def strains(self, targets: Targets) -> dict[str, float]:
-        """Return each time over what was promised, by its name: "ttft", "tpot"."""
-        return {
-            "ttft": self.ttft_seconds(targets.percent) / targets.ttft_seconds,
-            "tpot": self.tpot_seconds(targets.percent) / targets.tpot_seconds,
-        }
-
-
-def serve(
-    replica: Replica, trace: Trace, replicas: int = 1, router: Router | None = None
-) -> Service:
-    """Serve a trace with equal replicas.
-
-    Parameters: ``replicas`` from 1; ``router`` from a request's place in the trace and the request
-    to a number, whose remainder by ``replicas`` says who gets it (None: each in turn).
-    Raises: as `Engine`; ``ValueError`` where no request can be served.
-
-    >>> from servelab import hardware, models
-    >>> from servelab.serving import poisson
-    >>> replica = Replica(models.get("qwen3-8b"), hardware.get("h100-sxm-80gb"))
-    >>> found = serve(replica, poisson(8.0, [(1000, 50)] * 100), replicas=2)
-    >>> len(found.served), f"{found.tpot_seconds(50) * 1e3:.2f} ms"
-    (100, '4.78 ms')
-    """
-    parts: list[list[Arrival]] = [[] for _ in range(check_count("replicas", replicas))]
-    for place, arrival in enumerate(trace.arrivals):
-        chosen = place if router is None else router(place, arrival)
-        parts[chosen % replicas].append(arrival)
-    runs = tuple(
-        simulate(replica.engine(), replace(trace, arrivals=tuple(part))) for part in parts if part
-    )
-    if not any(run.served for run in runs):
-        raise ValueError(f"no request can be served: {runs[0].refusal}")
-    return Service(trace, runs)
-
-
-@dataclass(frozen=True)
-class Sizing:
-    """The fewest replicas that keep the targets in simulation, and what one fewer would miss.
-
-    Fields: ``replica``; ``targets``; ``replicas``; ``kept`` the service that they are; ``missed``
-    the service of one replica fewer (of one alone: the same traffic twice as fast), ``target`` it
-    misses most and ``limit``: the resource whose double relieves it most; ``relief`` its strain
-    with each resource doubled.
-    """
-
-    replica: Replica
-    targets: Targets
     replicas: int
-    kept: Service
-    missed: Service
-    target: str
-    limit: Resource
-    relief: dict[Resource, float]
-
-    @property
-    def chips(self) -> int:
-        """Return the chips of all replicas."""
-        return self.replicas * self.replica.tp
+    each: Estimate
+    missed: Missed | None
 
 
-def size(
+def least_replicas(
     replica: Replica,
     trace: Trace,
+    rate: float,
     targets: Targets,
-    start: int = 1,
-    most: int = 64,
-    router: Router | None = None,
-) -> Sizing:
-    """Return the fewest replicas that serve a trace as promised, found by simulation.
+    hit_rate: float = 0.0,
+    most: int = 1024,
+) -> Least:
+    """Return the fewest replicas that keep the targets on average: no fewer can keep them.
 
-    Parameters: ``start`` a first guess, from the calculator; ``most`` replicas to try; ``router``
-    as in ``serve``.
-    Raises: as ``serve``; ``ValueError`` where ``most`` replicas miss the targets, or a request is
-    too long for any.
+    Parameters: as ``estimate``, ``rate`` that of the whole service; ``most`` replicas to consider.
+    Raises: as ``estimate``; ``ValueError`` where ``most`` replicas are too few.
 
     >>> from servelab import hardware, models
     >>> from servelab.serving import poisson
-    >>> replica = Replica(models.get("qwen3-8b"), hardware.get("h100-sxm-80gb"))
-    >>> trace = poisson(60.0, [(1000, 100)] * 200)
-    >>> found = size(replica, trace, Targets(ttft_seconds=0.2, tpot_seconds=0.010))
-    >>> found.replicas, found.target, found.limit
-    (4, 'tpot', 'compute')
+    >>> replica = Replica(models.get("qwen3-8b"), hardware.get("l4"))
+    >>> targets = Targets(ttft_seconds=1.0, tpot_seconds=0.1)
+    >>> found = least_replicas(replica, poisson(1.0, [(1000, 250)]), 10.0, targets)
+    >>> found.replicas, found.missed
+    (6, 'capacity')
     """
-    tried: dict[int, Service] = {}
+    rate = check_positive("rate", rate)
 
-    def strain(replicas: int) -> float:
-        tried[replicas] = serve(replica, trace, replicas, router)
-        if tried[replicas].refused:
-            refusal = next(run.refusal for run in tried[replicas].runs if run.refused)
-            raise ValueError(f"more replicas do not help: {refusal}")
-        return tried[replicas].strain(targets)
+    def missed(replicas: int) -> Missed | None:
+        found = estimate(replica, trace, rate / replicas, hit_rate)
+        if found is None:
+            return "places"
+        if found.held_tokens > replica.pool_tokens:
+            return "capacity"
+        if found.tpot_seconds > targets.tpot_seconds:
+            return "tpot"
+        return "ttft" if found.ttft_seconds > targets.ttft_seconds else None
 
-    replicas = min(check_count("start", start), check_count("most", most))
-    while strain(replicas) > 1:
-        replicas += 1
-        if replicas > most:
-            raise ValueError(
-                f"{most} replicas still miss the targets {tried[most].strain(targets):.2f} times"
-            )
-    while replicas > 1 and (replicas - 1 in tried or strain(replicas - 1) <= 1):
-        if tried[replicas - 1].strain(targets) > 1:
-            break
-        replicas -= 1
-    fewer, load = max(replicas - 1, 1), trace
-    if replicas == 1:
-        load = _twice_as_fast(trace)
-        tried[0] = serve(replica, load, 1, router)
-    missed = tried[replicas - 1]
-    relief: dict[Resource, float] = {}
-    resources: tuple[Resource, ...] = ("capacity", "bandwidth", "compute", "places")
-    for resource in (*resources, *(("link",) if replica.tp > 1 else ())):
-        helped = serve(replica.doubled(resource), load, fewer, router)
-        relief[resource] = helped.strain(targets)
-    strains = missed.strains(targets)
-    return Sizing(
-        replica,
-        targets,
-        replicas,
-        tried[replicas],
-        missed,
-        target=max(strains, key=strains.__getitem__),
-        limit=min(relief, key=relief.__getitem__),
-        relief=relief,
-    )
-
-
-def _twice_as_fast(trace: Trace) -> Trace:
-    moved = (a._replace(seconds=a.seconds / 2) for a in trace.arrivals)
-    return replace(trace, arrivals=tuple(moved))
+    fewer = largest(lambda n: n < 1 or missed(n) is not None, check_count("most", most)) or 0
+    if fewer == most:
+        raise ValueError(f"{most} replicas miss the targets on average: {missed(most)}")
+    each = estimate(replica, trace, rate / (fewer + 1), hit_rate)
+    if each is None:
+        raise RuntimeError(f"{fewer + 1} replicas were enough and now are not")
+    return Least(fewer + 1, each, missed(fewer) if fewer else None)
