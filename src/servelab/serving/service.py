@@ -6,7 +6,8 @@ its resources, the one whose double lets one replica fewer come nearest to the t
 point is a replica that never runs out of requests.
 
 Assumes: a router gives every request to one replica as it comes, and replicas know nothing of each
-other. Percentiles are over the requests of all.
+other. Percentiles are over the requests of all. The trace lasts several times as long as a request
+does: in a shorter one no queue has time to grow, and too few replicas look enough.
 
 Ignores: failures, start-up, traffic that changes over the day, and users who wait for an answer
 before they ask again.
@@ -168,8 +169,8 @@ class Sizing:
 
     Fields: ``replica``; ``targets``; ``replicas``; ``kept`` the service that they are; ``missed``
     the service of one replica fewer (of one alone: with its traffic twice as fast, as often as it
-    takes), ``target`` it misses most and ``limit``: the resource whose double relieves it most; ``relief`` its strain
-    with each resource doubled.
+    takes), ``target`` it misses most and ``limit``: the resource whose double relieves it most;
+    ``relief`` its strain with each resource doubled.
     """
 
     replica: Replica
