@@ -1,4 +1,4 @@
-"""Exercises of chapter 11: users at once, what a chip holds, the limit, TPOT at a rate, the front."""
+"""Exercises of chapter 11: users at once, what fits, the limit, TPOT at a rate, the front."""
 
 import math
 import random

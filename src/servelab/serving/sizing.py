@@ -210,53 +210,72 @@ def estimate(replica: Replica, trace: Trace, rate: float, hit_rate: float = 0.0)
     >>> found.sequences, f"{found.tpot_seconds * 1e3:.2f} ms", f"{found.prefill_share:.2f}"
     (6, '5.36 ms', '0.10')
     """
-    rate = check_positive("rate", rate)
-    if not 0 <= check_number("hit_rate", hit_rate) < 1:
-        raise ValueError(f"hit_rate must be in [0, 1), got {hit_rate}")
-    runner, lengths = replica.runner(), trace.arrivals
-    priced = lengths[:: -(-len(lengths) // _PRICED)]
-    decodes = sum(a.output_tokens - 1 for a in lengths) / len(lengths)
-    context = _mean_context(trace)
+    return _Owed(replica, trace, hit_rate).steady(rate)
 
-    def seconds(step: list[tuple[int, int]]) -> float:
-        bound = runner.pricer.price(step).seconds / runner.efficiency
-        return bound + runner.link_seconds(sum(new for new, _ in step))
 
-    def decode(sequences: int) -> float:
-        return seconds([(1, context)] * sequences) + runner.overhead_seconds
+class _Owed:
+    """What a replica owes for the mean request of a trace; each price is asked for once."""
 
-    def debts(sequences: int) -> list[float]:
-        """Return what each prompt adds to the steps that carry it."""
-        others, found = [(1, context)] * sequences, []
-        alone = seconds(others)
-        for arrival in priced:
-            hit = int(hit_rate * arrival.prompt_tokens)
-            chunks = list(_chunks(hit, arrival.prompt_tokens, replica.max_num_batched_tokens))
-            found.append(math.fsum(seconds([*others, chunk]) - alone for chunk in chunks))
-        return found
+    def __init__(self, replica: Replica, trace: Trace, hit_rate: float) -> None:
+        if not 0 <= check_number("hit_rate", hit_rate) < 1:
+            raise ValueError(f"hit_rate must be in [0, 1), got {hit_rate}")
+        self.replica, self.runner, self.hit_rate = replica, replica.runner(), hit_rate
+        self.context = _mean_context(trace)
+        self.decodes = sum(a.output_tokens - 1 for a in trace.arrivals) / len(trace.arrivals)
+        self.prompts = [
+            a.prompt_tokens for a in trace.arrivals[:: -(-len(trace.arrivals) // _PRICED)]
+        ]
+        self._debts: dict[int, tuple[float, float]] = {}
 
-    def busy(sequences: int) -> float:
-        """Return the share of the time that is owed, by that many sequences at once."""
-        owed = debts(sequences)
-        return rate * (math.fsum(owed) / len(owed) + decodes * decode(sequences) / sequences)
+    def steady(self, rate: float) -> Estimate | None:
+        """Return the steady state at a rate."""
+        rate = check_positive("rate", rate)
 
-    fewer = largest(lambda n: n < 1 or busy(n) > 1, replica.max_num_seqs)
-    if fewer is None or fewer >= replica.max_num_seqs:
-        return None
-    sequences = fewer + 1
-    owed = debts(sequences)
-    mean, square = (math.fsum(d**p for d in owed) / len(owed) for p in (1, 2))
-    share = rate * mean
-    step = decode(sequences)
-    queue = rate * square / (2 * (1 - share))
-    return Estimate(
-        rate,
-        sequences,
-        sequences * context,
-        share,
-        ttft_seconds=queue + mean + 1.5 * step,
-        tpot_seconds=step / (1 - share),
-    )
+        def is_behind(sequences: int) -> bool:
+            return sequences < 1 or rate * self.each(sequences) >= 1
+
+        fewer = largest(is_behind, self.replica.max_num_seqs)
+        if fewer is None or fewer >= self.replica.max_num_seqs:
+            return None
+        sequences = fewer + 1
+        mean, square = self.debts(sequences)
+        step, share = self.decode(sequences), rate * mean
+        queue = rate * square / (2 * (1 - share))
+        return Estimate(
+            rate,
+            sequences,
+            sequences * self.context,
+            share,
+            ttft_seconds=queue + mean + 1.5 * step,
+            tpot_seconds=step / (1 - share),
+        )
+
+    def each(self, sequences: int) -> float:
+        """Return the seconds that a request owes where so many decode."""
+        shared = self.decodes * self.decode(sequences) / sequences
+        return self.debts(sequences)[0] + shared
+
+    def decode(self, sequences: int) -> float:
+        """Return the time of a step in which all decode."""
+        return self.seconds([(1, self.context)] * sequences) + self.runner.overhead_seconds
+
+    def debts(self, sequences: int) -> tuple[float, float]:
+        """Return what a prompt adds to the steps that carry it: the mean, and that of squares."""
+        if sequences not in self._debts:
+            others = [(1, self.context)] * sequences
+            alone, found = self.seconds(others), []
+            for prompt in self.prompts:
+                hit, budget = int(self.hit_rate * prompt), self.replica.max_num_batched_tokens
+                chunks = _chunks(hit, prompt, budget)
+                found.append(math.fsum(self.seconds([*others, each]) - alone for each in chunks))
+            squares = math.fsum(debt**2 for debt in found)
+            self._debts[sequences] = math.fsum(found) / len(found), squares / len(found)
+        return self._debts[sequences]
+
+    def seconds(self, step: list[tuple[int, int]]) -> float:
+        """Return the time of a step, but for the overhead."""
+        bound = self.runner.pricer.price(step).seconds / self.runner.efficiency
+        return bound + self.runner.link_seconds(sum(new for new, _ in step))
 
 
 def _mean_context(trace: Trace) -> int:
@@ -309,10 +328,10 @@ def least_replicas(
     >>> found.replicas, found.missed
     (6, 'capacity')
     """
-    rate = check_positive("rate", rate)
+    rate, owed = check_positive("rate", rate), _Owed(replica, trace, hit_rate)
 
     def missed(replicas: int) -> Missed | None:
-        found = estimate(replica, trace, rate / replicas, hit_rate)
+        found = owed.steady(rate / replicas)
         if found is None:
             return "places"
         if found.held_tokens > replica.pool_tokens:
@@ -324,7 +343,7 @@ def least_replicas(
     fewer = largest(lambda n: n < 1 or missed(n) is not None, check_count("most", most)) or 0
     if fewer == most:
         raise ValueError(f"{most} replicas miss the targets on average: {missed(most)}")
-    each = estimate(replica, trace, rate / (fewer + 1), hit_rate)
+    each = owed.steady(rate / (fewer + 1))
     if each is None:
         raise RuntimeError(f"{fewer + 1} replicas were enough and now are not")
     return Least(fewer + 1, each, missed(fewer) if fewer else None)
