@@ -86,3 +86,47 @@ def test_every_number_glued_on_the_claims_page_is_shown_there():
     results = CLAIMS.split("results = {")[1].split("\n}")[0]
     glued = set(re.findall(r'"([\w-]+)": (?:f"|units\.)', results))
     assert glued == set(re.findall(r"`c91-([\w-]+)`", CLAIMS))
+
+
+#: What must be examined, each by words of its title: sentences that introductions to serving repeat.
+SUBJECTS = {
+    "attention without a mask": "softmax(QKᵀ/√d)V",
+    "the token's own key": "attends to tokens 1 to t−1",
+    "no cache: quadratic": "O((N+M)²)",
+    "cache: constant": "a step costs O(1)",
+    "floating point dearer than integer": "more than an integer one",
+    "peak rate: dense or sparse": "data sheet is the chip's peak",
+    "2P per token": "2P FLOP per token",
+    "least time from FLOP alone": "FLOP divided by FLOP/s",
+    "bytes read, or moved": "FLOP per byte read",
+    "intensity and batch": "proportional to the batch",
+    "a single user": "1 FLOP per byte",
+    "batch 64": "close to the compute roof",
+    "bound or performance": "roofline gives the performance",
+    "two phases": "Prefill is compute-bound",
+    "a large batch": "makes decode compute-bound",
+    "the bottleneck": "bottleneck of",
+    "the exact formula": "formula",
+    "width of a head": "width of a head|head_dim is",
+    "128K on one device": "fills an 80 GB GPU",
+    "contiguous reservation": "reserved",
+    "fragmentation": "no fragmentation",
+    "4 per cent": "4 %",
+    "when a block is copied": "is copied when",
+    "speculative decoding": "Speculative decoding",
+    "samples, beams, trees": "share its blocks",
+    "paging and batching": "continuous batching",
+    "shared prefixes": "[Pp]refix(es)?.* blocks",
+    "training systems": "DeepSpeed",
+    "live code": "in your browser",
+}
+
+
+def test_every_claim_that_was_promised_is_examined():
+    titles = re.findall(r"^### \d+\. (.*)$", CLAIMS, re.MULTILINE)
+    assert len(titles) == len(SUBJECTS) == 29
+    for title, (subject, words) in zip(titles, SUBJECTS.items(), strict=True):
+        assert any(each in title or re.search(each, title) for each in words.split("|")), (
+            subject,
+            title,
+        )
