@@ -48,10 +48,10 @@ class Verdict:
 
     def _repr_html_(self) -> str:
         what = f"{_SIGNS[self.state]} Exercise {escaped(self.exercise)}: {self.state}."
-        line = f"<strong>{what}</strong> {escaped(self.words)}"
+        line = f'<p style="margin:0"><strong>{what}</strong> {escaped(self.words)}</p>'
         return (
             f'<div class="servelab-verdict" role="status" style="border-left:.3rem solid '
-            f'{_COLOURS[self.state]};padding:.2rem .8rem"><p>{line}</p>{self.picture}</div>'
+            f'{_COLOURS[self.state]};padding:.2rem .8rem">{line}{self.picture}</div>'
         )
 
     def data(self) -> dict[str, str]:
