@@ -92,9 +92,10 @@ def test_no_reference_and_no_mistake_looks_like_a_stub(one: Function) -> None:
 )
 def test_the_options_of_a_choice_stand_in_the_chapter(one: Pick) -> None:
     (page,) = (ROOT / "chapters").glob(f"{one.chapter:02d}_*.md")
-    text = " ".join(page.read_text(encoding="utf-8").split("\n## Exercises\n")[1].split())
-    for letter, option in one.options.items():
-        assert re.search(rf"\({letter}\) {re.escape(option.text.split(' that ')[0][:40])}", text)
+    label = f":label: ex-c{one.chapter}-{one.id.partition('.')[2]}\n"
+    text = page.read_text(encoding="utf-8").split(label)[1].split("\n:::\n")[0]
+    letters = re.findall(r"\((\w)\) |^(\w)\. ", text, re.MULTILINE)
+    assert ["".join(letter) for letter in letters] == list(one.options)
 
 
 def test_every_chapter_has_exercises_of_every_sort_and_all_are_in_its_page() -> None:
