@@ -61,8 +61,8 @@ bench-peers: .venv/.stamp ## vLLM's CPU build against our engine (Linux; 3.4 GB 
 	@echo "==> Comparing with vLLM"
 	@$(BIN)/python benchmarks/peers_vllm.py $(ARGS)
 
-measure: .venv/.stamp ## measure this machine and store a record (ARGS=--replace)
-	@echo "==> Measuring this machine"
+measure: .venv/.stamp ## measure this machine, roofs and whole steps, and store records (ARGS=--replace)
+	@echo "==> Measuring this machine (some minutes; leave it alone meanwhile)"
 	@$(BIN)/python -m servelab.measure $(ARGS)
 
 look: book ## screenshots of every page, wide and narrow, light and dark (needs Chromium)
