@@ -44,7 +44,7 @@ def requests_of_cells(stem: str) -> list[str]:
 def requests_of_panel(name: str) -> list[str]:
     """A grid of values: each control at its ends, then drawn; buttons pressed in between."""
     dice = random.Random(name)
-    controls = live.panel(name).controls
+    controls = live.get(name).controls
     buttons = [control.name for control in controls if isinstance(control, Button)]
     asked = []
     for turn in range(QUESTIONS):

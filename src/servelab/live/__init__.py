@@ -3,7 +3,7 @@
 Standard library only: the same code runs in a notebook, in a test and in the reader's browser.
 """
 
-from servelab.live.page import PANELS, Page, panel
+from servelab.live.page import PANELS, Page, get
 from servelab.live.panel import Answer, Button, Choice, Field, Panel, Slider, Switch
 
 __all__ = [
@@ -16,5 +16,5 @@ __all__ = [
     "Panel",
     "Slider",
     "Switch",
-    "panel",
+    "get",
 ]

@@ -27,12 +27,12 @@ from servelab.units import near_names
 PANELS = ("roofline", "phases", "memory", "paged", "pool", "batching")
 
 
-def panel(name: str) -> Panel:
+def get(name: str) -> Panel:
     """Return a fresh panel, as a page shows it before anybody has touched it.
 
     Raises: ``KeyError`` for an unknown name.
 
-    >>> panel("rooflin")
+    >>> get("rooflin")
     Traceback (most recent call last):
     ...
     KeyError: "no panel 'rooflin'; near: roofline"
@@ -77,7 +77,7 @@ class Page:
         name = asked["name"]
         try:
             if name not in self.panels:
-                self.panels[name] = panel(name)
+                self.panels[name] = get(name)
             asked_panel = self.panels[name]
             answer = asked_panel.answer(asked_panel.values() | asked["values"], asked["action"])
         except Exception as error:  # a page shows the sentence and keeps its picture
