@@ -506,8 +506,8 @@ MUTANTS = (
         "B49 every call begins to count anew",
         "engine.py",
         "test_b49",
-        "        requests = [self._submit(each)",
-        "        self._num_arrivals = 0\n        requests = [self._submit(each)",
+        "        requests = [self.submit(each)",
+        "        self._num_arrivals = 0\n        requests = [self.submit(each)",
     ),
     Mutant.of(
         "a request whose last beam is dropped stays unfinished",

@@ -120,6 +120,7 @@ def test_copies_are_made_by_all_who_write_into_a_partial_block_but_the_last(
     copies = [table.append(1) for table in family]
     expected = siblings - 1 if prompt_tokens % 4 else 0
     assert sum(map(len, copies)) == expected
+    assert copies[-1] == []  # whoever else had the block has left it by then
     assert all(source == last for pairs in copies for source, _ in pairs)
     assert len({destination for pairs in copies for _, destination in pairs}) == expected
     assert not any(table.append(1) for table in family)  # each has its own by now

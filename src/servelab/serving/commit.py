@@ -17,12 +17,15 @@ from servelab.serving.request import Request, Sequence, State
 from servelab.serving.scheduler import Scheduler, table_of
 
 
-def check_result(plan: Plan, result: StepResult) -> None:
-    """Raise ``ValueError`` for an answer that does not fit the plan; nothing has changed yet."""
+def check_result(plan: Plan, result: StepResult, reports_logprobs: bool = True) -> None:
+    """Raise ``ValueError`` for an answer that does not fit the plan; nothing has changed yet.
+
+    Parameters: ``reports_logprobs`` whether the runner does: else no request asks for any.
+    """
     planned, drawn = list(map(len, plan.samples)), list(map(len, result.tokens))
     if planned != drawn:
         raise ValueError(f"tokens to draw per row were {planned}, the runner drew {drawn}")
-    for place, sequence in enumerate(plan.sequences):
+    for place, sequence in enumerate(plan.sequences if reports_logprobs else ()):
         if sequence.request.logprobs_asked and drawn[place]:
             given = None if result.logprobs is None else result.logprobs[place]
             if given is None or len(given) != drawn[place]:

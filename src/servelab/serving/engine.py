@@ -137,7 +137,43 @@ class Engine:
         if steered and accepted.params.n > 1:
             n = accepted.params.n
             raise ValueError(f"a steered request begins as one sequence, got n = {n}")
-        return self._submit(accepted, request_id, namespace, steered, arrival_seconds)
+        return self.submit(accepted, request_id, namespace, steered, arrival_seconds)
+
+    def submit(
+        self,
+        accepted: Accepted,
+        request_id: str | None = None,
+        namespace: Mapping[str, str] = _COMMON,
+        steered: bool = False,
+        arrival_seconds: float | None = None,
+    ) -> Request:
+        """Queue a request that ``limits`` has accepted, and do with it as ``add`` does."""
+        arrival, params = self._num_arrivals, accepted.params
+        if request_id is None:
+            request_id = next(str(i) for i in count(arrival) if str(i) not in self._requests)
+        if not isinstance(request_id, str):
+            raise TypeError(f"a request id is text, got {request_id!r}")
+        if request_id in self._requests:
+            raise ValueError(f"request id {request_id!r} is taken by an unfinished request")
+        Root.of(0, namespace)  # raises for what is no namespace
+        if arrival_seconds is None:
+            arrival_seconds = self.clock_seconds
+        request = Request(
+            id=request_id,
+            arrival=arrival,
+            accepted=accepted,
+            seed=request_seed(self.seed, arrival) if params.seed is None else params.seed,
+            stops=() if params.ignore_eos else self.runner.eos_token_ids,
+            namespace=dict(namespace),
+            steered=check_flag("steered", steered),
+            arrival_seconds=check_number("arrival_seconds", arrival_seconds),
+        )
+        self._num_arrivals += 1
+        self._requests[request_id] = request
+        self.scheduler.add(request.sequences[0])
+        if self.sink is not None:
+            self.sink(Submitted.of(request))
+        return request
 
     def abort(self, request_id: str) -> bool:
         """End a request wherever it stands; return whether there was anything to end."""
@@ -159,7 +195,7 @@ class Engine:
         Raises: as ``add``, before any of them is accepted.
         """
         self._check_open()
-        requests = [self._submit(each) for each in self.limits.accept_all(prompts, params)]
+        requests = [self.submit(each) for each in self.limits.accept_all(prompts, params)]
         try:
             for request in requests:
                 while not request.finished:
@@ -232,7 +268,7 @@ class Engine:
                 self.sink(Planned.of(self.counters.steps, plan, len(self.scheduler.waiting)))
             try:
                 result = self.runner.execute(plan)
-                check_result(plan, result)
+                check_result(plan, result, self.runner.reports_logprobs)
             except BaseException as error:
                 fault = error
                 ended = self._fail(plan, error)
@@ -330,38 +366,3 @@ class Engine:
     def _check_open(self) -> None:
         if self._closed is not None:
             raise EngineClosed(self._closed)
-
-    def _submit(
-        self,
-        accepted: Accepted,
-        request_id: str | None = None,
-        namespace: Mapping[str, str] = _COMMON,
-        steered: bool = False,
-        arrival_seconds: float | None = None,
-    ) -> Request:
-        arrival, params = self._num_arrivals, accepted.params
-        if request_id is None:
-            request_id = next(str(i) for i in count(arrival) if str(i) not in self._requests)
-        if not isinstance(request_id, str):
-            raise TypeError(f"a request id is text, got {request_id!r}")
-        if request_id in self._requests:
-            raise ValueError(f"request id {request_id!r} is taken by an unfinished request")
-        Root.of(0, namespace)  # raises for what is no namespace
-        if arrival_seconds is None:
-            arrival_seconds = self.clock_seconds
-        request = Request(
-            id=request_id,
-            arrival=arrival,
-            accepted=accepted,
-            seed=request_seed(self.seed, arrival) if params.seed is None else params.seed,
-            stops=() if params.ignore_eos else self.runner.eos_token_ids,
-            namespace=dict(namespace),
-            steered=check_flag("steered", steered),
-            arrival_seconds=check_number("arrival_seconds", arrival_seconds),
-        )
-        self._num_arrivals += 1
-        self._requests[request_id] = request
-        self.scheduler.add(request.sequences[0])
-        if self.sink is not None:
-            self.sink(Submitted.of(request))
-        return request

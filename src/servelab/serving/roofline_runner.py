@@ -14,6 +14,8 @@ of activations and of recurrent state (``reserve_bytes`` keeps room for them).
 
 from __future__ import annotations
 
+from itertools import islice
+
 from servelab import memory
 from servelab.hardware import Accelerator
 from servelab.models import ModelSpec
@@ -140,7 +142,7 @@ class RooflineRunner:
             tokens = list(zip(range(first, first + len(drawn))))
         else:
             numbers = iter(range(first, self._next_token + 1))
-            tokens = [tuple(next(numbers) for _ in range(n)) for n in drawn]
+            tokens = [tuple(islice(numbers, count)) for count in drawn]
         price = self.pricer.price_parts(singles, chunks, sum(drawn))
         seconds = price.seconds / self.efficiency + self.overhead_seconds
         if plan.copies or plan.swap_in or plan.swap_out:

@@ -21,10 +21,12 @@ from typing import NamedTuple
 
 from servelab.serving.engine import Engine
 from servelab.serving.params import SamplingParams
-from servelab.serving.request import RequestOutput
+from servelab.serving.request import Accepted, RequestOutput
 from servelab.serving.roofline_runner import RooflineRunner
 from servelab.serving.scheduler import Counters
 from servelab.serving.traces import Arrival, Trace
+
+_GREEDY = SamplingParams(temperature=0)
 
 # Steps between two calls of ``progress``.
 _STEPS_PER_REPORT = 200
@@ -206,22 +208,25 @@ class _Service:
         self.engine, self.runner, self.trace = engine, engine.runner, trace
         self.refused: list[int] = []
         self.refusal: str | None = None
-        #: Requests to come, with their places in the trace.
-        self.coming = [pair for pair in enumerate(trace.arrivals) if self._fits(*pair)]
+        #: Requests to come, with their places in the trace and the tokens that each can generate.
+        self.coming = [
+            (place, arrival, room)
+            for place, arrival in enumerate(trace.arrivals)
+            if (room := self._room(place, arrival))
+        ]
         self.arrived = self.added = 0  # how many of them the clock has passed, the engine has
         self.served: list[Served] = []
         self.steps = self.peak_blocks = 0
         self.clock = self.block_seconds = self.request_seconds = 0.0
 
-    def _fits(self, place: int, arrival: Arrival) -> bool:
-        """Return whether the engine can serve a request; note it if not."""
+    def _room(self, place: int, arrival: Arrival) -> int:
+        """Return the tokens that a request can generate; if none, note that it is refused."""
         try:
-            self.engine.limits.room(arrival.prompt_tokens, arrival.output_tokens)
+            return self.engine.limits.room(arrival.prompt_tokens, arrival.output_tokens)
         except ValueError as error:
             self.refused.append(place)
             self.refusal = self.refusal or str(error)
-            return False
-        return True
+            return 0
 
     @property
     def done(self) -> int:
@@ -268,13 +273,11 @@ class _Service:
         """
         scheduler = self.engine.scheduler
         while self.added < self.arrived and len(scheduler.waiting) <= scheduler.max_num_seqs:
-            place, arrival = self.coming[self.added]
-            self.engine.add(
-                self.runner.new_prompt(arrival.prompt_tokens, self._shared(arrival)),
-                SamplingParams(temperature=0, max_tokens=arrival.output_tokens),
-                request_id=str(place),
-                arrival_seconds=arrival.seconds,
-            )
+            place, arrival, room = self.coming[self.added]
+            prompt = self.runner.new_prompt(arrival.prompt_tokens, self._shared(arrival))
+            # Nothing is left to check: the prompt is made here, and there is room for it.
+            accepted = Accepted(None, prompt, _GREEDY, room)
+            self.engine.submit(accepted, str(place), arrival_seconds=arrival.seconds)
             self.added += 1
 
     def _shared(self, arrival: Arrival) -> tuple[int, ...]:
