@@ -106,7 +106,7 @@ EXERCISES: tuple[Exercise, ...] = (
                 "tables are append-only, so the duplicate stays until its request ends.",
             ),
             "c": Option(
-                "With --gpu-memory-utilization 0.9, 90 per cent of the memory is cache.",
+                "With `--gpu-memory-utilization 0.9`, 90 per cent of the memory is cache.",
                 "the share holds weights, activations and graphs too; the rest of it is cache.",
             ),
             "d": Option(
