@@ -34,7 +34,7 @@ from servelab.decoder.sampler import sample
 from servelab.models import ModelSpec
 from servelab.paging import BlockPool, BlockTable
 from servelab.paging.pool import PoolShape
-from servelab.serving import Engine, Plan, Request, Row, SamplingParams, StepResult
+from servelab.serving import Engine, Plan, Request, SamplingParams, StepResult
 from servelab.serving.plan import Tokenizer
 from servelab.serving.request import Accepted
 from servelab.units import check_count
@@ -101,7 +101,7 @@ class StepRunner(TorchRunner):
             (sequence,) = request.sequences
             sequence.table = BlockTable(pool)
             sequence.table.append(context)
-            self.plan.rows.append(Row(sequence, new, context - new, (0.0,)))
+            self.plan.append(sequence, new, context - new, (0.0,))
         return self
 
     def step(self) -> StepResult:
@@ -245,7 +245,7 @@ class _InstantRunner:
         """There is nothing to make room for."""
 
     def execute(self, plan: Plan) -> StepResult:
-        return StepResult([(0,) * len(row.samples) for row in plan.rows], 0.0)
+        return StepResult([(0,) * len(samples) for samples in plan.samples], 0.0)
 
 
 def bookkeeping(spec: ModelSpec, rows: int, new: int) -> Callable[[], Work]:
