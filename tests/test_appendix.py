@@ -88,7 +88,7 @@ def test_every_number_glued_on_the_claims_page_is_shown_there():
     assert glued == set(re.findall(r"`c91-([\w-]+)`", CLAIMS))
 
 
-#: What must be examined, each by words of its title: sentences that introductions to serving repeat.
+#: What must be examined, by words of its title: sentences that introductions to serving repeat.
 SUBJECTS = {
     "attention without a mask": "softmax(QKᵀ/√d)V",
     "the token's own key": "attends to tokens 1 to t−1",

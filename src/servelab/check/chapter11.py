@@ -146,23 +146,23 @@ EXERCISES: tuple[Exercise, ...] = (
                 "a kernel that waits for memory keeps the device busy as well.",
             ),
             "b": Option(
-                "no memory to admit requests",
-                "the log says what is full while they wait, and how little time prompts take.",
-            ),
-            "c": Option(
                 "FLOP/s shorten decode steps in proportion",
                 "which of its two times is a decode step as long as?",
             ),
-            "d": Option(
-                "bandwidth helps too",
-                "by Little's law, what happens to the users at once if each leaves sooner?",
+            "c": Option(
+                "no memory to admit requests",
+                "the log says what is full while they wait, and how little time prompts take.",
             ),
-            "e": Option(
+            "d": Option(
                 "more replicas do not help",
                 "each of them gets fewer of the requests.",
             ),
+            "e": Option(
+                "bandwidth helps too",
+                "by Little's law, what happens to the users at once if each leaves sooner?",
+            ),
         },
-        "abd",
+        "ace",
         "The queue forms where the memory is full; how fast it clears is up to the bandwidth.",
         minutes=8,
         tests="telling where a queue forms from what would clear it",

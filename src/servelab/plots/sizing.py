@@ -10,6 +10,7 @@ Ignores: which setting made a point: labels and the caption say it.
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from servelab.plots.style import COLORS, CYCLE, MARKERS, new_figure, styled
 from servelab.serving import Point, pareto_front
@@ -54,7 +55,11 @@ def latency_throughput(points: Mapping[str, Sequence[Point]]) -> Figure:
                 )  # fmt: skip
         axes.set_xscale("log")
         axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+            axis.set_minor_locator(NullLocator())
         axes.set_xlabel("TPOT, median, ms (log scale)")
         axes.set_ylabel("output tokens/s per chip (log scale)")
-        axes.legend(loc="lower right")
+        axes.legend(loc="lower left")
     return figure
