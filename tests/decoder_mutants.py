@@ -247,7 +247,7 @@ MUTANTS = (
         "rows are computed in the plan's order, whatever their length",
         RUNNER,
         MIXTURE,
-        "key=lambda index: new_tokens[index] > 1",
+        "key=lambda index: rows[index][1] > 1",
         "key=lambda index: 0",
     ),
     Mutant.of(

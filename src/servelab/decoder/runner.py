@@ -188,10 +188,8 @@ class TorchRunner:
     ) -> tuple[list[list[int]], list[list[dict[int, float]] | None] | None]:
         """Compute the rows; return tokens and log-probabilities in their order."""
         # One-token rows first, as backends expect; sorting is stable.
-        new_tokens = plan.new_tokens
-        order = sorted(range(len(new_tokens)), key=lambda index: new_tokens[index] > 1)
-        columns = plan.sequences, new_tokens, plan.cached_tokens, plan.samples
-        rows = list(zip(*columns, strict=True))
+        rows = list(plan)
+        order = sorted(range(len(rows)), key=lambda index: rows[index][1] > 1)
         tokens: list[list[int]] = [[] for _ in rows]
         if not rows:
             return tokens, None
