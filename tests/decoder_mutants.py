@@ -30,7 +30,6 @@ _CARRIED_OUT = """                store.swap_out(plan.swap_out)
                 store.swap_in(plan.swap_in)
 """
 _POSITIONS = "positions.extend(range(cached, cached + new))"
-_KNOWN = "            self.places.append(row * width + begin)\n"
 _KEPT = "kept = keep_likely(scaled[filtered], top_k, top_p)"
 _SWAPPED_NORMS = (
     "q, k = rms_norm(q, self.q_norm, self.norm_eps), rms_norm(k, self.k_norm, self.norm_eps)",
@@ -153,8 +152,8 @@ MUTANTS = (
         "B15 a row used again keeps the end of its last table",
         STAGING,
         "test_b15",
-        "self._rows.get(table.id, (-1, width))",
-        "self._rows.get(table.id, (-1, 0))",
+        "self._rows.get(table.id, (-1, width, NULL_BLOCK))",
+        "self._rows.get(table.id, (-1, 0, NULL_BLOCK))",
     ),
     Mutant.of(
         "B43 every row reads the first row's table",
@@ -180,6 +179,8 @@ MUTANTS = (
         "for at, ((sequence, new, cached, samples), table) in enumerate(zip(rows, held)):\n"
         "            import types\n"
         "            known = types.SimpleNamespace(id=at, slots=table.slots)",
+        "tables.place_one(table, cached, slot)",
+        "tables.place_one(known, cached, slot)",
         "tables.place(table, cached, own)",
         "tables.place(known, cached, own)",
     ),
@@ -188,15 +189,15 @@ MUTANTS = (
         STAGING,
         "test_b43_every_row",
         "self._rows = {id: self._rows[id] for id in ids if id in self._rows}\n"
-        "            used = {row for row, _ in self._rows.values()}",
+        "            used = {row for row, *_ in self._rows.values()}",
         "used = {self._rows[id][0] for id in ids if id in self._rows}",
     ),
     Mutant.of(
         "a block that a copy has replaced is not sent",
         STAGING,
         "test_a_block_copied_under_a_running_sequence",
-        _KNOWN,
-        "            if stale == begin + 1:\n                return row\n" + _KNOWN,
+        "if end == begin + 1 and last == block:",
+        "if end == begin + 1:",
     ),
     Mutant.of(
         "after a step that failed the device is held to know the tables",
@@ -246,7 +247,7 @@ MUTANTS = (
         "rows are computed in the plan's order, whatever their length",
         RUNNER,
         MIXTURE,
-        "key=lambda index: rows[index].new_tokens > 1",
+        "key=lambda index: rows[index][1] > 1",
         "key=lambda index: 0",
     ),
     Mutant.of(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence as SequenceOf
 from itertools import accumulate
 from time import perf_counter
 
@@ -28,8 +28,12 @@ from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder, dtype_of
 from servelab.decoder.sampler import Draws, sample
 from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import BlockTable, PoolShape
-from servelab.serving.plan import Plan, Row, RunnerLost, StepResult, Tokenizer
+from servelab.serving.plan import Plan, RunnerLost, StepResult, Tokenizer
+from servelab.serving.request import Sequence
 from servelab.units import GiB, check_count
+
+# Sequence, new tokens, cached tokens, uniform numbers: a `Row` without its names.
+_Fields = tuple[Sequence, int, int, tuple[float, ...]]
 
 _MAX_GRAPH_ROWS = 256  # of a decode step that is a CUDA graph; larger ones compute long enough
 
@@ -172,7 +176,7 @@ class TorchRunner:
                 store.swap_out(plan.swap_out)
                 store.copy(plan.copies)
                 store.swap_in(plan.swap_in)
-                tokens, logprobs = self._run(plan.rows)
+                tokens, logprobs = self._run(plan)
         except Exception as error:
             self._tables.forget()  # of what was noted, nobody knows how much was sent
             self._check_device(error)
@@ -180,11 +184,12 @@ class TorchRunner:
         return StepResult(tokens, perf_counter() - start, logprobs)
 
     def _run(
-        self, rows: Sequence[Row]
+        self, plan: Plan
     ) -> tuple[list[list[int]], list[list[dict[int, float]] | None] | None]:
         """Compute the rows; return tokens and log-probabilities in their order."""
         # One-token rows first, as backends expect; sorting is stable.
-        order = sorted(range(len(rows)), key=lambda index: rows[index].new_tokens > 1)
+        rows = list(plan)
+        order = sorted(range(len(rows)), key=lambda index: rows[index][1] > 1)
         tokens: list[list[int]] = [[] for _ in rows]
         if not rows:
             return tokens, None
@@ -194,7 +199,7 @@ class TorchRunner:
         logprobs: list[list[dict[int, float]] | None] = [None] * len(rows)
         place = 0
         for index in order:
-            count = len(rows[index].samples)
+            count = len(plan.samples[index])
             tokens[index] = drawn[place : place + count]
             if reports and place in reports:
                 logprobs[index] = [reports[p] for p in range(place, place + count)]
@@ -215,7 +220,7 @@ class TorchRunner:
         last = batch.query_starts[1:].long() - 1  # (R)
         return (self.model.forward(batch, self.store.data, self.attention, last),)
 
-    def _stage(self, rows: Sequence[Row]) -> tuple[StepBatch, Tensor, Draws]:
+    def _stage(self, rows: SequenceOf[_Fields]) -> tuple[StepBatch, Tensor, Draws]:
         """Return a step's tensors, the places to draw from, and what to draw there."""
         tables = self._tables
         tokens: list[int] = []
@@ -224,20 +229,23 @@ class TorchRunner:
         table_rows: list[int] = []
         last: list[int] = []
         draws = Draws()
-        pairs = [(row.new_tokens, row.cached_tokens) for row in rows]
+        pairs = [(new, cached) for _, new, cached, _ in rows]
         contexts = [new + cached for new, cached in pairs]
         longest = max(contexts)
         width = self.store.shape.blocks_for(longest)
-        held = [_table_of(row) for row in rows]
+        held = [_table_of(sequence) for sequence, *_ in rows]
         tables.begin([table.id for table in held], width)
         for (sequence, new, cached, samples), table in zip(rows, held, strict=True):
-            own = table.slots(cached, cached + new)
-            slots.extend(own)
-            table_rows.append(tables.place(table, cached, own))
             if new == 1:
+                slot = table.slot(cached)
+                slots.append(slot)
+                table_rows.append(tables.place_one(table, cached, slot))
                 tokens.append(sequence.token_ids[cached])
                 positions.append(cached)
             else:
+                own = table.slots(cached, cached + new)
+                slots.extend(own)
+                table_rows.append(tables.place(table, cached, own))
                 tokens.extend(sequence.token_ids[cached : cached + new])
                 positions.extend(range(cached, cached + new))
             if samples:
@@ -277,11 +285,10 @@ class TorchRunner:
                 raise RunnerLost(f"the CUDA device is lost: {fault}") from error
 
 
-def _table_of(row: Row) -> BlockTable:
-    table = row.sequence.table
-    if table is None:
-        raise ValueError(f"{row.sequence.name} has no block table")
-    return table
+def _table_of(sequence: Sequence) -> BlockTable:
+    if sequence.table is None:
+        raise ValueError(f"{sequence.name} has no block table")
+    return sequence.table
 
 
 def _backend(attention: str | AttentionBackend | None, device: torch.device) -> AttentionBackend:

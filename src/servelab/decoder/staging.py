@@ -68,7 +68,8 @@ class DeviceTables:
         self.entries = torch.zeros((0, 0), dtype=torch.int32, device=device)  # (rows, width)
         self.places: list[int] = []  # to write to, in the flattened entries ...
         self.blocks: list[int] = []  # ... and the blocks that go there
-        self._rows: dict[int, tuple[int, int]] = {}  # by table: row, entries that are not null
+        # By table: its row, how many of the entries are not null, and the last of these.
+        self._rows: dict[int, tuple[int, int, int]] = {}
         self._free: list[int] = []
 
     def forget(self) -> None:
@@ -88,8 +89,16 @@ class DeviceTables:
             self._rows, self._free = {}, list(range(size[0]))
         elif sum(id not in self._rows for id in ids) > len(self._free):
             self._rows = {id: self._rows[id] for id in ids if id in self._rows}
-            used = {row for row, _ in self._rows.values()}
+            used = {row for row, *_ in self._rows.values()}
             self._free = [row for row in range(rows) if row not in used]
+
+    def place_one(self, table: BlockTable, position: int, slot: int) -> int:
+        """Do as ``place`` for one new token; nearly always its block is there already."""
+        block, begin = slot // self.block_size, position // self.block_size
+        row, end, last = self._rows.get(table.id, (-1, 0, NULL_BLOCK))
+        if end == begin + 1 and last == block:
+            return row
+        return self.place(table, position, [slot])
 
     def place(self, table: BlockTable, first_new: int, slots: list[int]) -> int:
         """Return the row of a table; note which of its entries have to be written.
@@ -99,22 +108,17 @@ class DeviceTables:
         """
         size, width = self.block_size, self.entries.shape[1]
         begin = first_new // size
-        row, stale = self._rows.get(table.id, (-1, width))
-        if len(slots) == 1 and row >= 0 and stale <= begin + 1:  # nearly always: one more token
-            self.places.append(row * width + begin)
-            self.blocks.append(slots[0] // size)
-            self._rows[table.id] = row, begin + 1
-            return row
+        row, stale, _ = self._rows.get(table.id, (-1, width, NULL_BLOCK))
         if row < 0:  # nothing is known of the row it gets, to its end
             slots = table.slots(0, first_new + len(slots))
             row, begin, first_new = self._free.pop(), 0, 0
         # One slot of each block: the first, and then where the next blocks begin.
-        firsts = [slots[0], *slots[size - first_new % size :: size]]
-        end = begin + len(firsts)
+        blocks = [slot // size for slot in (slots[0], *slots[size - first_new % size :: size])]
+        end = begin + len(blocks)
         self.places.extend(range(row * width + begin, row * width + max(end, stale)))
-        self.blocks.extend([slot // size for slot in firsts])
+        self.blocks.extend(blocks)
         self.blocks.extend([NULL_BLOCK] * (stale - end))
-        self._rows[table.id] = row, end
+        self._rows[table.id] = row, end, blocks[-1]
         return row
 
     def write(self, places: Tensor, blocks: Tensor) -> None:

@@ -167,6 +167,16 @@ class BlockTable:
         """Release every block; the table is empty and can be used again."""
         self.truncate(0)
 
+    def slot(self, position: int) -> int:
+        """Return the slot of one token position.
+
+        Raises: ``ValueError`` for a position that the table does not have.
+        """
+        if not 0 <= position < self.num_tokens:
+            raise ValueError(f"position {position} is not in 0 to {self.num_tokens - 1}")
+        size = self.pool.block_size
+        return self.pool.shape.slot(self._blocks[position // size], position % size)
+
     def slots(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Return the slot of each token position from ``start`` to before ``stop`` (the end).
 

@@ -12,7 +12,7 @@ Ignores: what a runner is: a decoder that measures its time, or a calculator tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -46,16 +46,6 @@ class Plan:
     CPU's, ``swap_in`` back; each a list of (source block, destination block).
     """
 
-    __slots__ = (
-        "cached_tokens",
-        "copies",
-        "new_tokens",
-        "samples",
-        "sequences",
-        "swap_in",
-        "swap_out",
-    )
-
     def __init__(
         self,
         rows: Iterable[Row] = (),
@@ -78,11 +68,15 @@ class Plan:
         self.cached_tokens.append(cached)
         self.samples.append(samples)
 
+    def __iter__(self) -> Iterator[tuple[Sequence, int, int, tuple[float, ...]]]:
+        """Iterate over the rows, as tuples without names."""
+        columns = self.sequences, self.new_tokens, self.cached_tokens, self.samples
+        return zip(*columns, strict=True)
+
     @property
     def rows(self) -> list[Row]:
         """Return the rows, one after the other."""
-        columns = self.sequences, self.new_tokens, self.cached_tokens, self.samples
-        return list(map(Row._make, zip(*columns, strict=True)))
+        return list(map(Row._make, self))
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
