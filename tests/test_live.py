@@ -142,7 +142,7 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> None:
             name, "T", {"": (live.Field("n", "N", "7"), live.Button("go", "G"))}, answer
         )
 
-    monkeypatch.setattr("servelab.live.page.panel", build)
+    monkeypatch.setattr("servelab.live.page.get", build)
 
 
 @pytest.mark.usefixtures("counter")

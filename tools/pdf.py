@@ -43,7 +43,7 @@ pre { white-space: pre-wrap !important; overflow-wrap: anywhere; }
 table { font-size: 0.9em; max-width: 100%; }
 figure, img, .servelab-picture, .admonition, tr, pre { break-inside: avoid; }
 h1, h2, h3, h4, figcaption { break-after: avoid; }
-.servelab-picture { max-width: 26rem !important; }
+.servelab-picture { max-width: 420px !important; }
 .bd-article img { max-height: 22cm; }
 div.math, .output, .text_html, .panel-table { overflow: visible !important; }
 """
@@ -170,7 +170,6 @@ def main(arguments: list[str] | None = None) -> int:
                 display_header_footer=True,
                 header_template="<span></span>",
                 footer_template=f"{number}</span>",
-                outline=True,
                 tagged=True,
             )
     finally:

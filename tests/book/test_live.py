@@ -467,13 +467,14 @@ def test_without_scripts_picture_table_and_code_stand_there(
 
 # ---- Every page, for everyone ----------------------------------------------------------------
 
-# Faults of the theme: the rule of axe-core, and what it is found on. Text that a button hides
-# from the eye, the logo outside the landmarks, the arrows of the contents without a name, docutils' old role.
+# Faults of the theme, by the rule of axe-core and what it is found on: text that a button hides
+# from the eye, the logo outside the landmarks, arrows without a name; docutils' old role.
 THEME_FAULTS = {
     "label-content-name-mismatch": r"search-button|theme-switch-button|Toggle hidden content",
     "region": r"logo__image",
     "summary-name": r"toctree-l|details\[open=\"open\"\] > summary",
     "aria-allowed-role": r"doc-biblioentry",
+    "aria-deprecated-role": r"doc-biblioentry",
 }
 # A generator writes the entries of the API all alike; the first stand for the others.
 SHORTEN = "document.querySelectorAll('dl.py').forEach((entry, i) => i < 20 || entry.remove())"
