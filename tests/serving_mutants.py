@@ -14,7 +14,7 @@ HISTORIES = "tests.test_serving_stateful"  # its `run_histories()` is tried on e
 _END_ALL = """            for request in requests:
                 self._abort(request)
 """
-_CONTINUE = "sequence.draws() if new == pending else ()"
+_CONTINUE = "(sequence.certain or sequence.draws()) if new == pending else ()"
 
 MUTANTS = (
     # --- scheduler: who gets what ---------------------------------------------------------------

@@ -158,7 +158,8 @@ class BlockTable:
         blocks, kept = self._blocks, self.pool.shape.blocks_for(num_tokens)
         while len(blocks) > kept:
             block = blocks.pop()
-            self._report(len(blocks), block, None)
+            if self.pool.sink is not None:
+                self._report(len(blocks), block, None)
             self.pool.release(block)
         self._set_length(num_tokens)
         self._room = 0
@@ -197,7 +198,8 @@ class BlockTable:
     def _copy_last(self) -> Copy:
         source, destination = self._blocks[-1], self.pool.allocate()
         self._blocks[-1] = destination
-        self._report(len(self._blocks) - 1, source, destination)
+        if self.pool.sink is not None:
+            self._report(len(self._blocks) - 1, source, destination)
         self.pool.release(source)
         return source, destination
 
@@ -208,7 +210,8 @@ class BlockTable:
 
     def _add(self, block: int) -> None:
         self._blocks.append(block)
-        self._report(len(self._blocks) - 1, None, block)
+        if self.pool.sink is not None:
+            self._report(len(self._blocks) - 1, None, block)
 
     def _report(self, index: int, old: int | None, new: int | None) -> None:
         if self.pool.sink is not None:

@@ -55,6 +55,7 @@ class Sequence:
 
     __slots__ = (
         "candidates",
+        "certain",
         "cumulative_logprob",
         "finish_reason",
         "index",
@@ -78,6 +79,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.logprobs: list[dict[int, float]] = []  # per output token, where asked
         self.cumulative_logprob = 0.0
+        self.certain = _NO_CHANCE if request.greedy else ()  # what ``draws`` always returns
         self.candidates: dict[int, float] | None = None  # of the next token, where a driver chooses
 
     def __repr__(self) -> str:
@@ -111,10 +113,9 @@ class Sequence:
 
     def draws(self) -> tuple[float, ...]:
         """Return one uniform number for each token to be drawn behind its last one."""
-        request, first = self.request, self.index
-        if request.greedy:
-            return _NO_CHANCE
-        seed, position = request.seed, len(self.token_ids)
+        if self.certain:
+            return self.certain
+        first, seed, position = self.index, self.request.seed, len(self.token_ids)
         if self.seats == 1:
             return (uniform(seed, first, position),)
         return tuple([uniform(seed, first + child, position) for child in range(self.seats)])

@@ -139,7 +139,7 @@ class Scheduler:
             sequences.append(sequence)
             new_tokens.append(new)
             cached_tokens.append(cached)
-            samples.append(sequence.draws() if new == pending else ())
+            samples.append((sequence.certain or sequence.draws()) if new == pending else ())
             budget -= new
             seats -= 1
         return budget
