@@ -17,7 +17,15 @@ from tests.test_rooms import ROOMS
 from tools import live_assets, live_cells
 
 # Chapters whose cells are tagged as far as they can be live.
-LIVE_CHAPTERS = ("chapters/04_kv_cache_memory",)
+LIVE_CHAPTERS = (
+    "chapters/01_what_one_token_costs",
+    "chapters/02_the_roofline",
+    "chapters/03_prefill_and_decode",
+    "chapters/04_kv_cache_memory",
+    "chapters/05_paging_the_cache",
+    "chapters/07_sharing_blocks",
+    "chapters/08_continuous_batching",
+)
 
 
 def shown(source: str, **names: Any) -> list[tuple[str, str]]:
