@@ -260,7 +260,10 @@ def table_html(caption: str, header: list[str], rows: list[list[str]]) -> str:
     >>> table_html("Two", ["a", "b"], [["x", "1"]]).count("<th ")
     3
     """
-    head = "".join(element("th", escaped(name), scope="col") for name in header)
+    # A corner without words is no header: to a screen reader it would be one without a name.
+    head = "".join(
+        element("th", escaped(name), scope="col") if name else "<td></td>" for name in header
+    )
     body = "".join(
         "<tr>"
         + element("th", escaped(first), scope="row")
