@@ -215,6 +215,15 @@ def test_a_number_that_no_mistake_explains_gets_a_direction(answer: object, word
     assert BYTES.verdict(answer).words == words
 
 
+def test_weights_and_caches_by_hand_are_near_enough() -> None:
+    """A reader who leaves activations and logits out has understood what is asked."""
+    qwen, llama = models.get("qwen3-8b"), models.get("llama-3-8b")
+    moved = 2 * qwen.matmul_params + 64 * qwen.sequence_bytes(2048)
+    assert check("9.1", 1e3 * moved / 3.35e12 / 0.75 + 2).passed
+    moved = 2 * llama.matmul_params + 32 * llama.sequence_bytes(1024)
+    assert check("9.2", 100 * moved * 1500 / 32 / 2.039e12).passed
+
+
 def test_numbers_of_any_kind_are_read() -> None:
     numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
     for answer in (4096, 4096.0, numpy.int64(4096), numpy.float32(4096), torch.tensor(4096)):

@@ -488,6 +488,24 @@ def test_a_step_and_its_parts_are_of_the_shapes_they_are_called_by(
         measure.causes(record, "stories", (3, 1, 40))
 
 
+def test_a_step_and_its_parts_are_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program on the machine then slows all of them, and not the one it happens to meet."""
+    monkeypatch.setattr(sweeps, "_effort", lambda full: (7, 1, 60.0))
+    order: list[str] = []
+    works: sweeps.Works = {
+        "step": (lambda: order.append("step"), None),
+        "matrices": (lambda: order.append("matrices"), lambda: order.append("before")),
+    }
+    step, matrices = sweeps.in_turn("stories", (1, 1, 16), works, True)
+    one = ["step"] * 4 + ["matrices", *["before", "matrices"] * 3]  # one of each is warm-up
+    if not torch.cuda.is_available():
+        assert order == 3 * one
+    assert (step.quantity, len(step.seconds), len(matrices.seconds)) == ("step", 9, 9)
+    order.clear()
+    assert [len(m.seconds) for m in sweeps.in_turn("stories", (1, 1, 16), works, False)] == [7, 7]
+    assert order.index("matrices") == 8  # in one go where it has to be quick
+
+
 def test_the_parts_do_the_work_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, ...]] = []
     linear = parts.linear

@@ -153,6 +153,14 @@ def test_never_more_sequences_than_tokens_in_a_step() -> None:
     assert "no more than the 16" in {f.name: f.reason for f in told.flags}["--max-num-seqs"]
 
 
+def test_a_target_that_all_meet_is_not_said_to_allow_just_these() -> None:
+    def reason(**options: Any) -> str:
+        return {f.name: f.reason for f in line(**options).flags}["--max-num-seqs"]
+
+    assert "49 requests of full length fit; TPOT allows all of them" in reason(tpot_seconds=0.025)
+    assert "49 requests of full length fit; TPOT allows 22" in reason(tpot_seconds=0.0125)
+
+
 def test_every_flag_has_a_reason_with_a_number_or_a_source() -> None:
     for flag in line(**EVERY_FLAG, tpot_seconds=0.05).flags:
         assert re.search(r"\d|given|default", flag.reason), flag

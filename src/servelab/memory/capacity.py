@@ -97,7 +97,8 @@ class Capacity:
     def printed_tokens(self) -> int:
         """Return concurrency times length, which newer vLLM prints as the cache's size.
 
-        Source: vllm-project/vllm#51041; ``v1/core/kv_cache_utils.py``. No capacity in blocks.
+        Source: vLLM 0.32.0 ``v1/core/kv_cache_utils.py``, ``get_kv_cache_capacity``; why:
+        vllm-project/vllm#40691. No capacity in blocks.
         """
         return int(self.max_concurrency * self.max_model_len)
 

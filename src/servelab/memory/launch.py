@@ -333,8 +333,8 @@ def _sequences(found: Users, fits: Capacity, tokens: int) -> ServeFlag:
     """Return the most sequences; vLLM takes no more of them than tokens in a step."""
     reasons = [f"{fits.sequences:,} requests of full length fit"]
     reasons += [
-        f"{target.upper()} allows {users:,}"
-        for target, users in found.by_target.items()
+        f"{target.upper()} allows " + (f"{users:,}" if users < fits.sequences else "all of them")
+        for target, users in found.by_target.items()  # no more than fit were asked for
         if target != "capacity"
     ]
     if tokens < found.users:
