@@ -40,7 +40,7 @@ class Refused(ValueError):
 
 
 @dataclass
-class Sequence:
+class Playing:
     """A sequence of the reader's: its table, and its tokens in words."""
 
     table: BlockTable
@@ -64,7 +64,7 @@ class Playground:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.pool = BlockPool(num_blocks + 1, block_size, sink=self._note)
         self.cache = PrefixCache(self.pool)
-        self.sequences: dict[str, Sequence] = {}
+        self.sequences: dict[str, Playing] = {}
         self.names: dict[int, str] = {}
         self.state = RunState.empty(num_blocks + 1)
         self.told: list[tuple[Event, str]] = []
@@ -127,7 +127,7 @@ class Playground:
         table = BlockTable(self.pool)
         table.append(rest, hit)
         self.cache.publish(table, ids)
-        self._put(name, Sequence(table, words))
+        self._put(name, Playing(table, words))
         found = ""
         if hit.blocks:
             found = f"the prefix cache has {counted(len(hit.blocks), 'block')} of it, "
@@ -156,7 +156,7 @@ class Playground:
         """Begin a sequence that shares all blocks of another."""
         parent, name = self._sequence(operation), self._new_name()
         self._num_names += 1
-        self._put(name, Sequence(parent.table.fork(), list(parent.words)))
+        self._put(name, Playing(parent.table.fork(), list(parent.words)))
         shared = counted(len(parent.table.blocks), "block")
         return (
             f"{name} begins as a copy of {operation.name} that shares its {shared}: "
@@ -173,7 +173,7 @@ class Playground:
         are = "is" if freed == 1 else "are"
         return f"{operation.name} ends and lets go of {blocks}: {freed} of them {are} free now."
 
-    def _sequence(self, operation: Operation) -> Sequence:
+    def _sequence(self, operation: Operation) -> Playing:
         if operation.name not in self.sequences:
             raise Refused("no such sequence is there: add one first")
         return self.sequences[operation.name]
@@ -184,7 +184,7 @@ class Playground:
         turn, letter = divmod(self._num_names, len(ascii_uppercase))
         return ascii_uppercase[letter] + (str(turn) if turn else "")
 
-    def _put(self, name: str, sequence: Sequence) -> None:
+    def _put(self, name: str, sequence: Playing) -> None:
         self.names[sequence.table.id] = name
         self.sequences[name] = sequence
 

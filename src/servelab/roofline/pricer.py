@@ -13,6 +13,7 @@ Ignores: names of operators: what a step is made of, `step_cost` says.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -137,7 +138,9 @@ class Pricer:
         dtypes = (self.weight_dtype, self.kv_dtype, self.dtype)
         whole = step_cost(self.spec, [(tokens, 0)], [0], *dtypes)
         kept = Cost.total(part for part in whole.parts if part.name not in _SEE_SEQUENCES)
-        seconds = sum(part.count * self._seconds(*_sums(part.cost)) for part in kept.operators)
+        seconds = math.fsum(
+            part.count * self._seconds(*_sums(part.cost)) for part in kept.operators
+        )
         price = Price(*_sums(kept), seconds)
         self._of_tokens[tokens] = price
         return price
