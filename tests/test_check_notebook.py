@@ -70,6 +70,65 @@ def test_cells_that_raise_stall_or_kill_the_kernel_are_said(
     assert words["4.5"] == "Its cell was not reached."
 
 
+def test_functions_that_never_end_one_after_the_other_do_not_end_the_grade(tmp_path: Path) -> None:
+    endless = "def f(*given):\n    while True:\n        print('x' * 1000)\ncheck('{}', f)"
+    stubborn = (
+        "while True:\n    try:\n        __import__('time').sleep(1)\n"
+        "    except BaseException:\n        pass"
+    )
+    path = notebook(
+        tmp_path, IMPORT, endless.format("4.4"), endless.format("4.5"), "check('4.1', 819200)",
+        stubborn, "check('4.2', 96)",
+    )  # fmt: skip
+    found = grade(path, 3)
+    states = {verdict.exercise: verdict.state for verdict in found.verdicts}
+    assert states["4.1"] == "passed"
+    assert states["4.2"] == "not attempted"  # the kernel did not heed the interrupt
+    assert [error.number for error in found.errors] == [2, 3, 5]
+
+
+def test_what_a_cell_makes_up_or_writes_past_the_notebook_does_no_harm(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    forged = (
+        "from IPython.display import display\n"
+        "for data in ({'exercise': [], 'state': 'passed', 'words': 3}, [], 3,\n"
+        "             {'exercise': '4.2', 'state': ['passed'], 'words': 'x'},\n"
+        "             {'exercise': 4, 'state': 'passed', 'words': 'x'},\n"
+        "             {'exercise': '4.2', 'state': 'passed', 'words': 3}):\n"
+        "    display({'application/vnd.servelab.verdict+json': data}, raw=True)"
+    )
+    past = (
+        "import os, sys\nos.system('echo past')\nos.write(1, b'past')\nos.write(2, b'past')\n"
+        "print('past', file=sys.__stdout__, flush=True)"
+    )
+    path = notebook(
+        tmp_path, IMPORT, forged, past, "check('4a', 3)", "check('\u00b2', 3)", "check('99.1', 3)",
+        "for number, answer in [('4.1', 819200), ('4.3', 16)]:\n"
+        "    display(check(number, answer))",
+        "check(number='4.2', answer=3)",
+    )  # fmt: skip
+    assert main(["check", str(path), "--json"]) == 0
+    out, err = capfd.readouterr()
+    data = json.loads(out)
+    assert err == ""
+    states = [one["state"] for one in data["exercises"]]
+    assert states == ["passed", "failed", "passed", "not attempted", "not attempted"]
+    assert [error["cell"] for error in data["errors"]] == [4, 5, 6]
+    assert "'4a'" in data["errors"][0]["words"]
+
+
+def test_a_notebook_in_another_language_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = notebook(tmp_path, "x <- check('4.1', 819200)")
+    made = nbformat.read(path, as_version=4)
+    made.metadata.kernelspec = {"name": "ir", "display_name": "R", "language": "R"}
+    nbformat.write(made, path)
+    assert main(["check", str(path)]) == 2
+    assert capsys.readouterr().err.endswith("is a notebook in R, not in Python\n")
+
+
 def test_the_file_is_not_changed_and_stored_outputs_do_not_count(tmp_path: Path) -> None:
     path = notebook(tmp_path, IMPORT, "check('4.3', 64)")
     stored = nbformat.read(path, as_version=4)

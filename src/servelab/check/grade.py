@@ -19,13 +19,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
-from servelab.check.registry import chapters, exercises
+from servelab.check.registry import chapters, exercise, exercises
 from servelab.check.verdict import MIME_TYPE, Verdict
 from servelab.units import check_count
 
-_CALL = re.compile(r"""\bcheck\(\s*["']([^"']+)["']""")
+_CALL = re.compile(r"""\bcheck\(\s*(?:number\s*=\s*)?["']([^"']+)["']""")
 _LATE = "TooLong"
 
 
@@ -66,7 +67,7 @@ def grade(
     check_count("cell_seconds", cell_seconds)
     notebook = _read(path)
     asked = {number for cell in notebook.cells for number in _asked(cell)}
-    if not asked:
+    if not any(cell.cell_type == "code" and "check(" in cell.source for cell in notebook.cells):
         raise ValueError(f'{path} has no exercise: no cell calls check("chapter.number", ...)')
     found: dict[str, Verdict] = {}
     silent: dict[str, str] = {}
@@ -79,7 +80,12 @@ def grade(
         if words:
             errors.append(CellError(number, words))
         for name in _asked(cell):
-            silent[name] = f"Its cell gave no verdict: {words or 'check(...) is its last line?'}."
+            why = words or "check(...) has to be its last line"
+            silent[name] = f"Its cell gave no verdict: {why}."
+            try:
+                exercise(name)
+            except LookupError as error:
+                errors.append(CellError(number, str(error)))
     return Grade(tuple(_all(asked, found, silent)), tuple(errors))
 
 
@@ -91,11 +97,15 @@ def _read(path: Path) -> Any:
             warnings.simplefilter("ignore")  # of older notebooks: they are read all the same
             notebook = nbformat.read(path, as_version=4)
             nbformat.validate(notebook)
-    except OSError:
-        raise
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except Exception as error:
         reason = str(error).strip().splitlines()[:1]
         raise ValueError(f"{path} is no notebook: {(reason or ['it cannot be read'])[0]}") from None
+    told = notebook.metadata.get("kernelspec", {}), notebook.metadata.get("language_info", {})
+    language = str(told[0].get("language") or told[1].get("name") or "python")
+    if "python" not in language.lower():
+        raise ValueError(f"{path} is a notebook in {language}, not in Python")
     return notebook
 
 
@@ -106,8 +116,15 @@ def _run(
     from nbclient import NotebookClient
     from nbclient.exceptions import DeadKernelError
 
+    class Quiet(NotebookClient):  # type: ignore[misc]  # without types here
+        def output(self, outs: Any, msg: Any, display_id: str, cell_index: int) -> Any:
+            # What is printed is not kept: a cell may print until it is interrupted.
+            if msg["msg_type"] == "stream":
+                return None
+            return super().output(outs, msg, display_id, cell_index)
+
     replies: list[Any] = []
-    client = NotebookClient(
+    client = Quiet(
         notebook,
         kernel_name="python3",
         timeout=cell_seconds,
@@ -120,8 +137,8 @@ def _run(
     )
     client.log.setLevel(logging.CRITICAL)
     code = [n for n, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
-    late = False
-    with client.setup_kernel():
+    # What a cell writes past the notebook must not stand in the answer, which may be JSON.
+    with client.setup_kernel(stdout=DEVNULL, stderr=DEVNULL):
         for place, index in enumerate(code):
             cell = notebook.cells[index]
             if progress is not None:
@@ -134,9 +151,22 @@ def _run(
                 return
             name = replies[-1]["content"].get("ename", "") if replies else ""
             yield place + 1, cell, name
-            if late and name == _LATE:  # the kernel did not heed the interrupt
+            if name == _LATE and not _heeds(client, cell_seconds):
                 return
-            late = name == _LATE
+
+
+def _heeds(client: Any, seconds: int) -> bool:
+    """Return whether a kernel that was interrupted is free for the next cell."""
+    from nbclient.util import ensure_async, run_sync
+
+    async def asked() -> None:
+        await ensure_async(client.kc.kernel_info(reply=True, timeout=seconds))
+
+    try:
+        run_sync(asked)()
+    except TimeoutError:
+        return False
+    return True
 
 
 def _asked(cell: Any) -> list[str]:
@@ -150,7 +180,8 @@ def _verdicts(cell: Any) -> Iterator[Verdict]:
             verdict = Verdict(data["exercise"], data["state"], data["words"])
         except (TypeError, KeyError):  # no verdict, or one that a cell made up badly
             continue
-        if verdict.state in ("passed", "failed", "not attempted"):
+        texts = all(isinstance(text, str) for text in verdict.data().values())
+        if texts and verdict.state in ("passed", "failed", "not attempted"):
             yield verdict
 
 
@@ -170,9 +201,9 @@ def _complaint(cell: Any, reply: str, cell_seconds: int) -> str:
 def _all(asked: set[str], found: dict[str, Verdict], silent: dict[str, str]) -> Iterator[Verdict]:
     """Yield a verdict on every exercise of the chapters that the notebook is about."""
     known = set(chapters())
-    about = {int(name.partition(".")[0]) for name in {*asked, *found} if name[:1].isdigit()}
-    for chapter in sorted(about & known):
-        for one in exercises(chapter):
+    about = {name.partition(".")[0] for name in {*asked, *found}}
+    for chapter in sorted(known):
+        for one in exercises(chapter) if str(chapter) in about else []:
             words = silent.get(one.id)
             if words is None:
                 missing = "its cell was not reached" if one.id in asked else "no cell asks for it"
