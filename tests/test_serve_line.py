@@ -176,6 +176,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "length": ({"length": 2**17}, "131,072 is longer than the 40,960"),
     "block": ({"block_size": 8}, "8 is no multiple of 16"),
     "stages": ({"pp": 37}, "36 layers, too few for 37"),
+    "no room beside the reserve": (
+        {"reserve_bytes": 60 * 2**30},
+        "weights of 15.26 GiB a rank and the 60 GiB set aside leave nothing",
+    ),
     "no room": ({"utilization": 0.15}, "leave nothing of the .*0.15 allows"),
     "not one request": ({"utilization": 0.2, "length": 40_960}, "needs 5.62 GiB.*at most [1-9]"),
     "not in time": (
@@ -240,6 +244,9 @@ def test_the_command_agrees_with_fit_itself(run: Run) -> None:
     [
         (f"{EMIT} --engine sglang", "counts as vllm does, not as --engine sglang"),
         (f"{EMIT} --kv-dtype q4_0", "no cache in q4_0"),
+        (f"{EMIT} --prompt 8192", "a prompt of 8,192 tokens leaves none to answer in"),
+        (f"{EMIT} --ttft 1s --prompt 9000", "a prompt of 9,000 tokens leaves none to answer in"),
+        (f"{EMIT} --efficiency 0", "must be a share, above 0 and at most 1, got '0'"),
         (f"{EMIT} --tp 3", "do not divide over 3"),
         (EMIT.replace("--emit vllm", "--emit tgi"), "'vllm'"),
     ],

@@ -116,6 +116,11 @@ def command(
     full length these serve; under a target of latency, how many are served in time.
     """
     length = options.or_longest(max_model_len, spec)
+    asked = length - 1 if prompt is None else prompt
+    if not 0 < asked < length and (prompt is not None or tpot is not None or ttft is not None):
+        raise click.UsageError(
+            f"a prompt of {asked:,} tokens leaves none to answer in --max-model-len {length:,}"
+        )
     if emit:
         if engine != "vllm":
             raise click.UsageError(f"--emit vllm counts as vllm does, not as --engine {engine}")
@@ -177,10 +182,6 @@ def command(
     found = memory.Users(fits.sequences, "memory", "capacity", {"capacity": fits.sequences})
     if tpot is not None or ttft is not None:
         prompt = length - 1 if prompt is None else prompt
-        if not 0 < prompt < length:
-            raise click.UsageError(
-                f"a prompt of {prompt:,} tokens leaves none to answer in --max-model-len {length:,}"
-            )
         formats = options.precision_of(spec, kv_dtype, weight_dtype, compute_dtype)
         request = prompt, length - prompt, tpot, ttft, formats, efficiency
         found = memory.max_users(spec, chip, room, *request, **settings)

@@ -92,7 +92,7 @@ def _share(text: str) -> float:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise ValueError(f"must be a share of the memory, above 0 and at most 1, got {text!r}")
+        raise ValueError(f"must be a share, above 0 and at most 1, got {text!r}")
     return share
 
 

@@ -142,8 +142,9 @@ def serve_line(
     left = budget(spec, chip, utilization, weight_dtype, reserve_bytes, tp=tp, pp=pp)
     room = max(left.available_bytes, 0)
     if left.available_bytes <= 0:
+        beside = f" and the {format_bytes(reserve_bytes)} set aside" if reserve_bytes else ""
         raise ValueError(
-            f"weights of {format_bytes(left.weight_bytes)} a rank leave nothing of the "
+            f"weights of {format_bytes(left.weight_bytes)} a rank{beside} leave nothing of the "
             f"{format_bytes(left.usable_bytes)} that --gpu-memory-utilization {utilization:g} "
             "allows: vLLM does not start without a cache"
         )
