@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 
 from servelab import hardware, memory, models
 from servelab.check.exercise import Exercise, Number, Wrong
@@ -11,9 +12,17 @@ from servelab.units import GB, GiB
 _FULL = 128 * 1024  # tokens
 
 
-def _users(weights: str, cache: str, utilization: float = 0.9) -> int:
+def _users(
+    weights: str,
+    cache: str,
+    utilization: float = 0.9,
+    device_bytes: int | None = None,
+    reserve_bytes: int = 2 * GiB,
+) -> int:
     spec, chip = models.get("qwen3-8b"), hardware.get("h100-sxm-80gb")
-    left = memory.budget(spec, chip, utilization, weights, reserve_bytes=2 * GiB)
+    if device_bytes is not None:
+        chip = replace(chip, memory_bytes=device_bytes, visible_memory_bytes=device_bytes)
+    left = memory.budget(spec, chip, utilization, weights, reserve_bytes=reserve_bytes)
     return memory.max_sequences(spec, left.available_bytes, 8192, cache)
 
 
@@ -137,6 +146,22 @@ EXERCISES: tuple[Exercise, ...] = (
                 "the whole device",
                 lambda: _users("bf16", "fp8", 1.0),
                 "That uses all of the device. The engine of the chapter may use 90 % of it.",
+            ),
+            Wrong(
+                "GB for GiB",
+                lambda: _users("bf16", "fp8", device_bytes=80 * GB),
+                "That reads the label as 80 * 10^9 bytes. Take what the driver shows, as the "
+                "chapter does.",
+            ),
+            Wrong(
+                "the label",
+                lambda: _users("bf16", "fp8", device_bytes=80 * GiB),
+                "That takes all 80 GiB of the label. The driver keeps a little of them.",
+            ),
+            Wrong(
+                "no reserve",
+                lambda: _users("bf16", "fp8", reserve_bytes=0),
+                "You forget the reserve: the chapter sets 2 GiB aside.",
             ),
         ),
         minutes=10,

@@ -107,8 +107,8 @@ EXERCISES: tuple[Exercise, ...] = (
             Wrong(
                 "a power of two",
                 8,
-                "The largest power of two, or the formula's answer. Any size will do here, and "
-                "the exact waste is a little below the formula's.",
+                "The largest power of two, or what a mean length rounded down gives. Any size will "
+                "do here, and the mean is a little longer than it prints.",
             ),
             Wrong(
                 "a full block wasted",

@@ -228,7 +228,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "Qwen3-8B on an H100 fall?",
         "times",
         _faster,
-        0.02,
+        0.04,
         (
             Wrong(
                 "the tokens",

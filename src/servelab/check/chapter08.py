@@ -47,6 +47,15 @@ def _capacity(trace: str = "azure_2023_code", places: int = 128) -> float:
     return 1 / sum(_owed(trace, places))
 
 
+@cache
+def _by_means(trace: str = "azure_2023_code", places: int = 128) -> float:
+    """Return the capacity of requests that all have the mean lengths."""
+    prompt = round(mean(one.prompt_tokens for one in _arrivals(trace)))
+    output = mean(one.output_tokens for one in _arrivals(trace))
+    step = [(1, prompt + round(output / 2))] * places
+    return 1 / (_seconds([(prompt, 0)]) + (output - 1) * _seconds(step) / places)
+
+
 def _chunks(budget: int, context: int, prompt: int = 16_384) -> list[list[tuple[int, int]]]:
     size = budget - 64
     return [
@@ -128,6 +137,12 @@ EXERCISES: tuple[Exercise, ...] = (
                 "decode alone",
                 lambda: 1 / _owed("azure_2023_code")[1],
                 "That is decoding alone. For prompts this long the prefill decides.",
+            ),
+            Wrong(
+                "mean lengths",
+                _by_means,
+                "That is a request of mean lengths. A long prompt costs more than two of half its "
+                "length: take the mean of the times, as the chapter does.",
             ),
             Wrong(
                 "conversation",

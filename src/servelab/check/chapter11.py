@@ -9,7 +9,7 @@ from servelab.check.chapter01 import with_kv_heads
 from servelab.check.exercise import Exercise, Number, Option, Pick, Wrong
 from servelab.check.function import Function
 from servelab.models import ModelSpec
-from servelab.units import GB
+from servelab.units import GB, GiB
 
 _CONTEXT = 4096  # tokens of a user
 Point = tuple[float, float]
@@ -116,6 +116,11 @@ EXERCISES: tuple[Exercise, ...] = (
                 lambda: _fits(device_bytes=80 * GB),
                 "The 80 GB on the label are GiB here, and a little less is visible to a program: "
                 "see the catalogue.",
+            ),
+            Wrong(
+                "the label",
+                lambda: _fits(device_bytes=80 * GiB),
+                "That takes all 80 GiB of the label. The driver shows a little less.",
             ),
             Wrong(
                 "the whole device",

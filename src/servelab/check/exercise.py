@@ -150,9 +150,13 @@ class Number(Exercise):
         right = self.right()
         if self._meets(value, right):
             return self.say("passed", f"Computed: {_text(right)} {self.unit}.")
-        for one in self.mistakes():
-            if self._meets(value, Fraction(one.answer)):  # type: ignore[call-overload]
-                return self.say("failed", one.hint)
+        known = [
+            (abs(value - goal), one.hint)
+            for one in self.mistakes()
+            if self._meets(value, goal := Fraction(one.answer))  # type: ignore[call-overload]
+        ]
+        if known:  # of two that are near each other the nearer one
+            return self.say("failed", min(known)[1])
         return self.say("failed", self._direction(value, Fraction(right)))
 
     def _meets(self, value: Fraction, target: float | Fraction) -> bool:

@@ -15,7 +15,7 @@ import copy
 import inspect
 import random
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from dataclasses import dataclass, is_dataclass
 
 from servelab.check.exercise import Exercise, Wrong
@@ -47,6 +47,16 @@ class Outcome:
         if self.error is not None or other.error is not None:
             return type(self.error) is type(other.error)
         return self.changed == other.changed and same(self.value, other.value, tolerance)
+
+
+def is_empty(function: object) -> bool:
+    """Return whether a function has no more in its body than a stub: dots, or a docstring.
+
+    >>> is_empty(lambda x: ...), is_empty(lambda x: print(x))
+    (True, False)
+    """
+    code = getattr(function, "__code__", None)
+    return code is not None and len(code.co_code) <= len((lambda: None).__code__.co_code)
 
 
 def call(function: Callable[..., object], arguments: Arguments) -> Outcome:
@@ -129,7 +139,9 @@ class Function(Exercise):
                 return self.say("failed", f"It was interrupted in {self._called(arguments)}.")
             if time.monotonic() > deadline:
                 return self.say("failed", f"Too slow: {len(outcomes)} inputs took {_SECONDS} s.")
-        if all(outcome.is_stub for outcome in outcomes):
+        if all(outcome.is_stub for outcome in outcomes) and (
+            is_empty(answer) or all(one.error or one.value is ... for one in outcomes)
+        ):  # what computes something and returns None lacks its return
             return self.untouched()
         return self._compared(trials, outcomes)
 
@@ -168,6 +180,9 @@ class Function(Exercise):
             return f"{called} is right, and changes its arguments: leave them as they were."
         if got.value is None:
             return f"{called} returns None: is there a return on every path?"
+        if isinstance(got.value, Iterator):
+            kind = type(got.value).__name__
+            return f"{called} returns a {kind}, which can be read only once: make it a list."
         shapes = shape_of(got.value), shape_of(right.value)
         if shapes[1] and shapes[0] != shapes[1]:
             mine = f"shape {shapes[0]}" if shapes[0] else shown(got.value)
@@ -175,7 +190,11 @@ class Function(Exercise):
         if shapes[1]:
             off = largest_difference(got.value, right.value)
             return f"{called} is off by up to {off:.2g}."
-        return f"{called} returns {shown(got.value)}, it should be {shown(right.value)}."
+        mine, wanted = shown(got.value), shown(right.value)
+        if mine.removesuffix(".0") == wanted:  # they differ behind the digits that are shown
+            off = largest_difference(got.value, right.value)
+            return f"{called} returns about {mine}, and is off by up to {off:.2g}."
+        return f"{called} returns {mine}, it should be {wanted}."
 
     def _shown(
         self,

@@ -25,6 +25,8 @@ def slot_grid(arguments: tuple[object, ...], returned: object, right: object) ->
     '<svg'
     """
     table, size = cast(Sequence[int], arguments[0]), cast(int, arguments[1])
+    if not isinstance(returned, (list, tuple)) and not hasattr(returned, "tolist"):
+        raise TypeError(f"{type(returned).__name__} is no list of slots")
     got, wanted = ({int(s) for s in cast(Sequence[int], slots)} for slots in (returned, right))
     blocks = max(*table, *(slot // size for slot in got | wanted)) + 1
     if blocks > _MOST_BLOCKS or size > _MOST_SLOTS or min(got | wanted) < 0:

@@ -79,10 +79,10 @@ def check(number: str, answer: object = ...) -> Verdict:
     except ImportError as error:
         words = f"This exercise needs {error.name or 'a package'}, which is not installed."
         return Verdict(str(number), "not attempted", words)
-    except Exception as error:  # a number whose own text raises
+    except BaseException as error:  # a number whose own text raises
         return Verdict("?", "not attempted", f"The number raises {type(error).__name__}.")
     try:
         return found.verdict(answer)
-    except Exception as error:
+    except BaseException as error:  # also an exit, from a method of the answer
         words = f"The answer cannot be examined: it raises {type(error).__name__}."
         return Verdict(found.id, "failed", words)

@@ -1,7 +1,8 @@
 """Values of all kinds, compared and shown: whatever a function of a student may return.
 
 Models: two values are the same if a reader would say so: a list and a tuple of the same numbers, a
-tensor and an array of the same shape, 2 and 2.0; numbers up to a tolerance, whole ones exactly.
+tensor and an array of the same shape, 2 and 2.0, nan and nan; numbers up to a tolerance, whole
+ones exactly.
 
 Assumes: a tensor or an array is what has a ``tolist``.
 
@@ -23,7 +24,7 @@ def same(value: object, right: object, tolerance: float = 1e-9) -> bool:
     """Return whether ``value`` is ``right``, numbers relative to the larger of theirs and 1.
 
     >>> same((1, [2.0]), [1, (2,)]), same(1, 2), same("1", 1), same(math.nan, math.nan)
-    (True, False, False, False)
+    (True, False, False, True)
     """
     value, right = _plain(value), _plain(right)
     if type(value) is list and type(right) is list and value == right:  # fast, for large tensors
@@ -31,6 +32,8 @@ def same(value: object, right: object, tolerance: float = 1e-9) -> bool:
     if isinstance(value, Real) and isinstance(right, Real):
         if isinstance(value, Integral) and isinstance(right, Integral):
             return int(value) == int(right)
+        if math.isnan(value) or math.isnan(right):
+            return math.isnan(value) and math.isnan(right)
         return math.isclose(value, right, rel_tol=tolerance, abs_tol=tolerance)
     if isinstance(right, list):
         return (
