@@ -95,8 +95,9 @@ def test_the_options_of_a_choice_stand_in_the_chapter(one: Pick) -> None:
     (page,) = (ROOT / "chapters").glob(f"{one.chapter:02d}_*.md")
     label = f":label: ex-c{one.chapter}-{one.id.partition('.')[2]}\n"
     text = page.read_text(encoding="utf-8").split(label)[1].split("\n:::\n")[0]
-    letters = re.findall(r"\((\w)\) |^(\w)\. ", text, re.MULTILINE)
-    assert ["".join(letter) for letter in letters] == list(one.options)
+    # A list, each option an item of its own: else they run together on the page.
+    assert re.findall(r"^- \((\w)\) ", text, re.MULTILINE) == list(one.options)
+    assert "\n\n- (a) " in text
 
 
 def test_every_chapter_has_exercises_of_every_sort_and_all_are_in_its_page() -> None:

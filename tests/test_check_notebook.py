@@ -212,6 +212,21 @@ def test_the_student_folder_has_every_exercise_and_no_solution(folder: Path) -> 
         assert not any(cell.get("outputs") for cell in made.cells)
 
 
+def test_what_a_student_wrote_is_never_written_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exercises.main([str(tmp_path)]) == exercises.main([str(tmp_path)]) == 0
+    (tmp_path / "mine.txt").write_text("mine")
+    answered = next(tmp_path.glob("04_*.ipynb"))
+    text = answered.read_text().replace("answer = ...", "answer = 819200")
+    answered.write_text(text)
+    capsys.readouterr()
+    assert exercises.main([str(tmp_path)]) == 1
+    assert "may hold answers" in capsys.readouterr().err
+    assert answered.read_text() == text
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
 def test_a_student_notebook_as_handed_out_scores_nothing_and_raises_nothing(folder: Path) -> None:
     (path,) = folder.glob("04_*.ipynb")
     found = grade(path)

@@ -8,7 +8,6 @@ headings, and what points into the book says so in words.
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -112,23 +111,38 @@ def pages() -> list[Path]:
 
 
 def write(folder: Path) -> list[Path]:
-    """Write the student folder anew and return its notebooks."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    written, readme = [], README
+    """Write the student folder and return its notebooks.
+
+    Raises: ``FileExistsError`` where something else stands there: it may be somebody's answers.
+    """
+    texts, readme = {}, README
     for page in pages():
         path = folder / f"{page.stem}.ipynb"
-        path.write_text(nbformat.writes(student_notebook(page), version=4) + "\n", encoding="utf-8")
+        texts[path] = nbformat.writes(student_notebook(page), version=4) + "\n"
         found = check.exercises(int(page.name[:2]))
         readme += f"| {path.name} | {len(found)} | {sum(one.minutes for one in found)} |\n"
-        written.append(path)
-    (folder / "README.md").write_text(readme, encoding="utf-8")
+    written = list(texts)
+    texts[folder / "README.md"] = readme
+    for path, text in texts.items():
+        if path.exists() and path.read_text(encoding="utf-8") != text:
+            raise FileExistsError(
+                f"{path} is there and differs, it may hold answers: move {folder} away, or name "
+                "another folder"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
     return written
 
 
 def main(arguments: list[str]) -> int:
     folder = Path(arguments[0]) if arguments else ROOT / "_build" / "exercises"
-    for path in write(folder):
+    try:
+        written = write(folder)
+    except OSError as error:
+        print(f"exercises: {error}", file=sys.stderr)
+        return 1
+    for path in written:
         print(f"  {path.name}")
     print(f"Written to {folder}: hand it out, and check a notebook with: servelab check NOTEBOOK")
     return 0
