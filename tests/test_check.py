@@ -279,6 +279,70 @@ def test_an_answer_that_is_worked_by_hand_passes(number: str) -> None:
     assert check(number, BY_HAND[number]).passed
 
 
+def bytes_in_floats(config: dict[str, int], element_bytes: int) -> float:
+    heads = config["num_attention_heads"]
+    width = config.get("head_dim") or config["hidden_size"] / heads
+    kv_heads = config.get("num_key_value_heads") or heads
+    return 2 * config["num_hidden_layers"] * kv_heads * width * element_bytes
+
+
+def append_in_a_list(
+    table: list[int], num_tokens: int, block_size: int, refs: dict[int, int], free: list[int]
+) -> object:
+    if num_tokens == len(table) * block_size:
+        return [[*table, free[0]], ()]
+    if refs[table[-1]] > 1:
+        return [(*table[:-1], free[0]), [[table[-1], free[0]]]]
+    return [table, []]
+
+
+def admit_by_hand(
+    waiting: list[int], seats: int, budget: int, free_blocks: int, block_size: int
+) -> object:
+    started = []
+    for place, tokens in enumerate(waiting):
+        if not seats or not budget or math.ceil(tokens / block_size) > free_blocks:
+            break
+        new = min(tokens, budget)
+        started.append([place, new])
+        seats, budget = seats - 1, budget - new
+        free_blocks -= math.ceil(new / block_size)
+    return started
+
+
+def fit_by_numpy(bounds: list[float], measured: list[float]) -> object:
+    numpy = pytest.importorskip("numpy")
+    slope, offset = numpy.polyfit(bounds, measured, 1, w=1 / numpy.array(measured))
+    return numpy.array([1 / slope, offset])
+
+
+def front_by_numpy(points: list[tuple[float, float]]) -> object:
+    numpy = pytest.importorskip("numpy")
+    beaten = {p for p in points for q in points if q != p and q[0] <= p[0] and q[1] >= p[1]}
+    return numpy.array(sorted(set(points) - beaten))
+
+
+@pytest.mark.parametrize(
+    ("number", "answer"),
+    [
+        ("1.4", lambda prompt, reply, cached: prompt + reply - 1 if cached
+         else sum(prompt + n for n in range(reply))),
+        ("1.5", lambda new, cached: new * cached + new * (new + 1) / 2),
+        ("4.4", bytes_in_floats),
+        ("7.4", append_in_a_list),
+        ("7.6", lambda prompt, common, size: max(0, min(common, prompt - 1)) // size * size),
+        ("8.4", admit_by_hand),
+        ("9.3", fit_by_numpy),
+        ("10.4", lambda blocks, size, length, tokens: min(
+            (blocks - 1) // math.ceil(length / size), tokens)),
+        ("11.5", front_by_numpy),
+    ],
+)  # fmt: skip
+def test_a_right_function_passes_in_whatever_way_it_is_written(number: str, answer: object) -> None:
+    verdict = check(number, answer)
+    assert verdict.passed, verdict
+
+
 def test_numbers_of_any_kind_are_read() -> None:
     numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
     for answer in (4096, 4096.0, numpy.int64(4096), numpy.float32(4096), torch.tensor(4096)):

@@ -70,6 +70,9 @@ def _largest_budget(context: int = 4096, which: str = "last") -> int:
 
     def longest(budget: int) -> float:
         steps = _chunks(budget, context)
+        if which == "full":
+            size = budget - 64
+            return _seconds([*[(1, context - 1)] * 64, (size, 16_384 - size)])
         asked = steps[:1] if which == "first" else steps[-2:]
         return max(_seconds(step) for step in asked)
 
@@ -178,6 +181,12 @@ EXERCISES: tuple[Exercise, ...] = (
                 lambda: _largest_budget(which="first"),
                 "That is what the first chunk allows. The last one attends to the whole prompt, "
                 "and is the dearest.",
+            ),
+            Wrong(
+                "a full last chunk",
+                lambda: _largest_budget(which="full"),
+                "That charges a full chunk at the very end. The prompt is no multiple of it: the "
+                "last chunk is the rest, and the full one before it attends to less.",
             ),
             Wrong(
                 "half the context, or everything overlapped",
