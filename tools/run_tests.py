@@ -130,7 +130,8 @@ def site() -> Counter[str]:
 
 
 def live() -> Counter[str]:
-    return pytest("live", *LIVE_TESTS)
+    # A file to a worker: one drives a browser, the other Node.
+    return pytest("live", "-n", str(WORKERS), "--dist=loadfile", *LIVE_TESTS)
 
 
 STAGES: dict[str, Callable[[], Counter[str]]] = {

@@ -15,11 +15,11 @@ from subprocess import PIPE
 from tempfile import TemporaryFile
 from typing import Any
 
-import nbformat
 import pytest
 
 from servelab import live
 from servelab.live.panel import Button, Choice, Field, Slider
+from tests.live.stored import assert_as_stored, stored_cells
 from tools import live_assets, live_cells, notebooks
 
 ROOT = notebooks.ROOT
@@ -30,11 +30,6 @@ LIVE_STEMS = [
 ]
 QUESTIONS = 24  # to each panel
 PROCESSES = 2
-
-
-def stored_cells(stem: str) -> list[Any]:
-    cells = nbformat.read(ROOT / f"{stem}.ipynb", as_version=4).cells
-    return [cell for cell in cells if notebooks.has_tag(cell, live_cells.LIVE)]
 
 
 def requests_of_cells(stem: str) -> list[str]:
@@ -113,35 +108,10 @@ def answers_of_node(jobs: list[tuple[str, Any]], folder: Path) -> dict[str, Any]
     return answered
 
 
-def stored_outputs(cell: Any) -> list[dict[str, str]]:
-    """A notebook's outputs of a cell as `servelab.live.cells` would say them."""
-    found = []
-    for output in cell.outputs:
-        if output.output_type == "stream":
-            found.append({"kind": "text", "content": output.text})
-        elif output.output_type == "error":
-            found.append({"kind": "error", "content": f"{output.ename}: {output.evalue}"})
-        elif "text/html" in output.data:
-            found.append({"kind": "html", "content": output.data["text/html"]})
-        else:
-            found.append({"kind": "text", "content": output.data["text/plain"]})
-    return found
-
-
 @pytest.mark.parametrize("stem", LIVE_STEMS)
 def test_the_live_cells_of_a_page_show_what_is_stored(answers: dict[str, Any], stem: str) -> None:
     answered = [json.loads(text)["outputs"] for text in answers[stem]]
-    tagged = [cell for cell in live_cells.of_page(stem) if cell.is_live]
-    assert len(answered) == len(tagged), f"run make notebooks NB={stem}"
-    for cell, outputs in zip(stored_cells(stem), answered, strict=True):
-        if notebooks.has_tag(cell, notebooks.IGNORED):
-            assert not [o for o in outputs if o["kind"] == "error"], cell.source
-        elif notebooks.has_tag(cell, notebooks.RAISES):
-            assert outputs[-1]["kind"] == "error", cell.source
-            last = outputs[-1]["content"].splitlines()[-1]
-            assert last == stored_outputs(cell)[-1]["content"].splitlines()[-1]
-        else:
-            assert outputs == stored_outputs(cell), cell.source
+    assert_as_stored(stem, answered)
 
 
 def in_cpython(name: str) -> str:
