@@ -96,6 +96,19 @@ def test_the_formula_says_what_the_simulation_finds(chip: str, rate: float) -> N
     assert said.sequences == pytest.approx(found.mean_users, rel=0.3)
 
 
+def test_a_prompt_of_several_chunks_takes_part_in_as_many_steps() -> None:
+    said = estimate(Replica(SPEC, H100), poisson(1.0, [(8 * 2048, 300)]), 0.02)
+    assert said is not None
+    assert said.sequences == 1
+    context = 8 * 2048 + 150
+    own = sum(
+        time_bound(step_cost(SPEC, [(1, context), (2048, cached)]), H100, "bf16").serial_seconds
+        for cached in range(0, 8 * 2048, 2048)
+    )
+    wait = time_bound(step_cost(SPEC, [(1, context)]), H100, "bf16").serial_seconds / 2
+    assert own + wait <= said.ttft_seconds < 1.01 * (own + wait), "the queue of one is short"
+
+
 def test_littles_law_holds_of_the_formula() -> None:
     replica, trace = Replica(SPEC, H100), poisson(1.0, [(1000, 201)])
     for rate in (2.0, 10.0, 25.0):
@@ -222,7 +235,7 @@ def test_what_no_number_of_replicas_can_do_is_said() -> None:
 
 
 def test_a_full_pool_is_seen_and_places_beyond_it_add_nothing() -> None:
-    trace = Trace("equal", tuple(Arrival(0.0, 900, 60) for _ in range(96)))
+    trace = Trace("equal", tuple(Arrival(0.0, 900, 60) for _ in range(160)))
     small, large, larger = (operate(Replica(SPEC, L4, max_num_seqs=n), trace) for n in (8, 96, 200))
     assert (small.is_full, large.is_full) == (False, True)
     assert (large.tpot_seconds, large.tokens_per_second) == (
@@ -240,8 +253,18 @@ def test_the_throughput_of_a_point_is_that_of_its_chips() -> None:
     assert four.tokens_per_second < one.tokens_per_second, "links and unread weights are no gain"
 
 
+def test_a_batch_that_drains_is_no_operating_point() -> None:
+    few, many = (Trace("equal", (Arrival(0.0, 200, 60),) * count) for count in (96, 192))
+    with pytest.raises(ValueError, match="queue of 96 requests is empty before three in four"):
+        operate(Replica(SPEC, H100, max_num_seqs=48), few)
+    full = operate(Replica(SPEC, H100, max_num_seqs=48), many)
+    step = time_bound(step_cost(SPEC, [(1, 230)] * 48), H100, "bf16").serial_seconds
+    assert full.tpot_seconds >= step
+    assert full.tokens_per_second == pytest.approx(48 / full.tpot_seconds, rel=0.2)
+
+
 def test_a_point_off_the_front_is_beaten_and_one_on_it_is_not() -> None:
-    trace = Trace("equal", tuple(Arrival(0.0, 500, 20) for _ in range(24)))
+    trace = Trace("equal", tuple(Arrival(0.0, 500, 20) for _ in range(100)))
     points = [
         operate(Replica(SPEC, chip, max_num_seqs=n), trace)
         for chip in (H100, L4)

@@ -53,6 +53,18 @@ def files_of_toc() -> list[str]:
     return [entry["file"] for entry in chapters + sections]
 
 
+def test_a_sizing_problem_takes_at_most_five_lines_and_proves_its_number() -> None:
+    solutions = [
+        cell.source.splitlines()
+        for cell in code_cells("chapters/94_sizing_problems")
+        if "hide-cell" in cell.metadata.get("tags", [])
+    ]
+    assert len(solutions) == 20
+    for lines in solutions:
+        assert len(lines) <= 5, lines
+        assert lines[-1].lstrip().startswith("assert "), lines
+
+
 def test_the_table_of_contents_has_every_pair_and_no_missing_file() -> None:
     listed = files_of_toc()
     assert len(listed) == len(set(listed))

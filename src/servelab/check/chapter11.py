@@ -101,7 +101,7 @@ EXERCISES: tuple[Exercise, ...] = (
         "11.2",
         "What one chip holds",
         "How many users of 4,096 tokens fit on an H100 beside Qwen3-8B in bf16, with 90 % of the "
-        "visible memory?",
+        "memory that the framework reports?",
         "users",
         _fits,
         0.0,
@@ -120,7 +120,7 @@ EXERCISES: tuple[Exercise, ...] = (
             Wrong(
                 "the label",
                 lambda: _fits(device_bytes=80 * GiB),
-                "That takes all 80 GiB of the label. The driver shows a little less.",
+                "That takes all 80 GiB of the label. The framework reports a little less.",
             ),
             Wrong(
                 "the whole device",

@@ -21,7 +21,7 @@ from servelab.serving.service import Sizing
 from servelab.units import format_seconds, table
 
 #: By how much of the simulated value a prediction may be off.
-TOLERANCES = {"users": 0.25, "ttft_seconds": 0.5, "tpot_seconds": 0.25, "chips": 0.34}
+TOLERANCES = {"users": 0.25, "ttft_seconds": 0.5, "tpot_seconds": 0.25, "chips": 0.1}
 _NAMES = {
     "users": "users at once",
     "ttft_seconds": "TTFT, mean",

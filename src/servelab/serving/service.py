@@ -2,8 +2,8 @@
 
 Models: equal replicas, each with its part of a trace on its own predicted clock. The fewest of them
 whose percentiles keep the targets are found by trying. What limits a service is found by relief: of
-its resources, the one whose double lets one replica fewer come nearest to the targets. An operating
-point is a replica that never runs out of requests.
+its resources, the one whose double shortens the worst time of one replica fewer the most. An
+operating point is a replica that does not run out of requests while it is looked at.
 
 Assumes: a router gives every request to one replica as it comes, and replicas know nothing of each
 other. Percentiles are over the requests of all. The trace lasts several times as long as a request
@@ -269,7 +269,7 @@ def _twice_as_fast(trace: Trace) -> Trace:
 
 @dataclass(frozen=True)
 class Point:
-    """A replica under a queue that never empties: what its users see, what its chips yield.
+    """A replica under a queue that does not empty: what its users see, what its chips yield.
 
     Fields: ``replica``; ``tpot_seconds`` a percentile; ``tokens_per_second`` of output, per chip;
     ``is_full`` if the pool, not ``max_num_seqs``, limited how many ran.
@@ -284,11 +284,20 @@ class Point:
 def operate(replica: Replica, trace: Trace, percent: float = 50) -> Point:
     """Return the operating point of a replica to which all requests of a trace come at once.
 
-    Raises: as ``serve``.
+    The last of them has to wait until three in four are done, so that the yield of the middle half
+    is that of a full batch: that takes about four times as many requests as run at once.
+
+    Raises: as ``serve``; ``ValueError`` where the queue is empty earlier.
     """
     at_once = replace(trace, arrivals=tuple(a._replace(seconds=0.0) for a in trace.arrivals))
     found = serve(replica, at_once)
     (run,) = found.runs
+    ends = [one.last_token_seconds for one in found.served]
+    if max(one.first_token_seconds for one in found.served) < percentile(ends, 75):
+        raise ValueError(
+            f"the queue of {len(ends)} requests is empty before three in four are done: "
+            "a full batch needs about four times as many as run at once"
+        )
     # A pool is full for whoever waits as soon as the next prompt does not fit.
     longest = max(arrival.prompt_tokens for arrival in trace.arrivals)
     free = run.num_blocks - run.peak_blocks

@@ -9,6 +9,7 @@ but for prompts, which queue as they are. Ranks of tensor parallelism do the sam
 and their all-reduces overlap with nothing.
 
 Ignores: the tail. Means are what a formula can say; percentiles are for `servelab.serving.service`.
+Blocks that requests share are counted once for each of them.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Replica:
 
     >>> from servelab import hardware, models
     >>> Replica(models.get("qwen3-8b"), hardware.get("l4")).pool_tokens
-    46176
+    33264
     """
 
     spec: ModelSpec
@@ -178,8 +179,8 @@ class Estimate:
     """A replica in its steady state, by formula: means, no tail.
 
     Fields: ``rate`` of requests per second it gets; ``sequences`` that decode at once;
-    ``held_tokens`` in the cache; ``prefill_share`` of the time that goes to prompts;
-    ``ttft_seconds``, ``tpot_seconds``.
+    ``held_tokens`` of their contexts, shared ones counted for each; ``prefill_share`` of the time
+    that goes to prompts; ``ttft_seconds``, ``tpot_seconds``.
     """
 
     rate: float
@@ -196,7 +197,8 @@ def estimate(replica: Replica, trace: Trace, rate: float, hit_rate: float = 0.0)
     A request owes ``d``, what its prompt adds to a step, and m decode steps of T(B), each shared by
     the B that decode. Always busy with them means 1 = rate (d + m T(B) / B); the step is then
     stretched to T(B) / (1 - rate d), which is the time per output token. Prompts queue for each
-    other as in an M/G/1 queue (Pollaczek and Khinchine).
+    other as in an M/G/1 queue (Pollaczek and Khinchine). A prompt waits for half a step, for
+    that queue, and for its own steps, one for each chunk; the others decode in each of them.
 
     Parameters: ``trace`` for its lengths only; ``rate`` of requests per second; ``hit_rate`` share
     of each prompt that the prefix cache has.
@@ -225,6 +227,7 @@ class _Owed:
         self.prompts = [
             a.prompt_tokens for a in trace.arrivals[:: -(-len(trace.arrivals) // _PRICED)]
         ]
+        self.chunks = sum(len(list(self._chunks(p))) for p in self.prompts) / len(self.prompts)
         self._debts: dict[int, tuple[float, float]] = {}
 
     def steady(self, rate: float) -> Estimate | None:
@@ -246,7 +249,7 @@ class _Owed:
             sequences,
             sequences * self.context,
             share,
-            ttft_seconds=queue + mean + 1.5 * step,
+            ttft_seconds=queue + mean + (0.5 + self.chunks) * step,
             tpot_seconds=step / (1 - share),
         )
 
@@ -265,8 +268,7 @@ class _Owed:
             others = [(1, self.context)] * sequences
             alone, found = self.seconds(others), []
             for prompt in self.prompts:
-                hit, budget = int(self.hit_rate * prompt), self.replica.max_num_batched_tokens
-                chunks = _chunks(hit, prompt, budget)
+                chunks = self._chunks(prompt)
                 found.append(math.fsum(self.seconds([*others, each]) - alone for each in chunks))
             squares = math.fsum(debt**2 for debt in found)
             self._debts[sequences] = math.fsum(found) / len(found), squares / len(found)
@@ -277,20 +279,20 @@ class _Owed:
         bound = self.runner.pricer.price(step).seconds / self.runner.efficiency
         return bound + self.runner.link_seconds(sum(new for new, _ in step))
 
+    def _chunks(self, prompt: int) -> Iterator[tuple[int, int]]:
+        """Yield the (new, cached) pairs in which a prompt is computed."""
+        cached = int(self.hit_rate * prompt)
+        while cached < prompt:
+            new = min(self.replica.max_num_batched_tokens, prompt - cached)
+            yield new, cached
+            cached += new
+
 
 def _mean_context(trace: Trace) -> int:
     """Return the context of the sequences that decode, averaged over steps."""
     steps = sum(a.output_tokens for a in trace.arrivals)
     tokens = sum(a.output_tokens * (a.prompt_tokens + a.output_tokens / 2) for a in trace.arrivals)
     return round(tokens / steps)
-
-
-def _chunks(cached: int, prompt: int, budget: int) -> Iterator[tuple[int, int]]:
-    """Yield the (new, cached) pairs in which a prompt is computed."""
-    while cached < prompt:
-        new = min(budget, prompt - cached)
-        yield new, cached
-        cached += new
 
 
 @dataclass(frozen=True)
@@ -315,7 +317,11 @@ def least_replicas(
     hit_rate: float = 0.0,
     most: int = 1024,
 ) -> Least:
-    """Return the fewest replicas that keep the targets on average: no fewer can keep them.
+    """Return the fewest replicas that keep the targets on average.
+
+    With fewer the steady state misses them: its times on average, its pool, or there is none. A
+    percentile can be kept all the same where a few outliers make the mean, or where a trace ends
+    before its queues have grown.
 
     Parameters: as ``estimate``, ``rate`` that of the whole service; ``most`` replicas to consider.
     Raises: as ``estimate``; ``ValueError`` where ``most`` replicas are too few.
@@ -326,7 +332,7 @@ def least_replicas(
     >>> targets = Targets(ttft_seconds=1.0, tpot_seconds=0.1)
     >>> found = least_replicas(replica, poisson(1.0, [(1000, 250)]), 10.0, targets)
     >>> found.replicas, found.missed
-    (6, 'capacity')
+    (7, 'capacity')
     """
     rate, owed = check_positive("rate", rate), _Owed(replica, trace, hit_rate)
 
