@@ -7,6 +7,7 @@ headings, and what points into the book says so in words.
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ README = """\
 One notebook for each chapter of *The Physics of LLM Serving*. They need the package `servelab`
 and what the decoder of chapter 6 needs: `pip install -e '.[all]'` in a clone of the book.
 
+Read the chapter first: "this chapter" in an exercise is the book's, and so are its symbols.
 Open a notebook, put your answers in the place of the dots, and run the cell: it says at once
 whether the answer is right and, if not, which mistake it looks like. A number is in the unit that
 the cell names, a choice is a text of letters such as "ab", and a function is tried on random inputs
@@ -136,7 +138,9 @@ def write(folder: Path) -> list[Path]:
 
 
 def main(arguments: list[str]) -> int:
-    folder = Path(arguments[0]) if arguments else ROOT / "_build" / "exercises"
+    parser = argparse.ArgumentParser(description="Write the exercises without their solutions.")
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "_build" / "exercises")
+    folder = parser.parse_args(arguments).folder
     try:
         written = write(folder)
     except OSError as error:

@@ -99,6 +99,14 @@ const rendered = ({ kind, content }) => {
   return block;
 };
 
+const HELP = {
+  run: "Run the cells above that have not run yet, then this one (Ctrl+Enter in its code)",
+  edit: "Change the code of this cell",
+  reset: "Bring back the code and the output as printed",
+  above: "Run all cells above this one afresh",
+  stop: "Stop Python; the names of this page are lost",
+};
+
 class Cell {
   static all = [];
   ran = false;
@@ -118,7 +126,7 @@ class Cell {
     this.mayFail = element.classList.contains("tag_raises-exception");
     this.note = make("p", { class: "live-note", role: "status", hidden: "" });
     const button = (name, text, label, act) => {
-      const made = make("button", { type: "button", class: `live-${name}` }, text);
+      const made = make("button", { type: "button", class: `live-${name}`, title: HELP[name] }, text);
       made.setAttribute("aria-label", `${text} ${label}`);
       made.addEventListener("click", act);
       return made;

@@ -96,8 +96,20 @@ def _rate(text: str) -> float:
 )
 @options.block_size_option
 @options.num_blocks_option
-@click.option("--max-num-seqs", type=options.COUNT, default=256, show_default=True)
-@click.option("--max-num-batched-tokens", type=options.TOKENS, default=2048, show_default=True)
+@click.option(
+    "--max-num-seqs",
+    type=options.COUNT,
+    default=256,
+    show_default=True,
+    help="Sequences that run at once, at most.",
+)
+@click.option(
+    "--max-num-batched-tokens",
+    type=options.TOKENS,
+    default=2048,
+    show_default=True,
+    help="Tokens of one step, at most.",
+)
 @click.option(
     "--enable-prefix-caching/--no-enable-prefix-caching",
     "prefix_caching",

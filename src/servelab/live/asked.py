@@ -61,7 +61,8 @@ def powers(first: int, last: int, between: bool = False) -> tuple[int, ...]:
 
 def config_field() -> Field:
     """Return the field into which a configuration is pasted."""
-    return Field("config", "config.json", lines=4, placeholder='{"model_type": ...}')
+    label = "config.json (for the last choice of Model)"
+    return Field("config", label, lines=4, placeholder='{"model_type": ...}')
 
 
 def model_of(values: Values) -> ModelSpec:
