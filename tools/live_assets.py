@@ -43,6 +43,7 @@ ROOMS = (
     "serving",
     "explore",
     "live",
+    "check",
 )
 # No page reads them: only the decoder does, which needs torch.
 LEFT_OUT = re.compile(r"data/checkpoint/(?!config\.json$)|\.md$|\.safetensors$")

@@ -133,7 +133,7 @@ class Cell {
     };
     const which = `cell ${this.number}`;
     this.buttons = {
-      run: button("run", "Run", which, () => runAll(Cell.all.slice(0, this.number), this)),
+      run: button("run", "Run", which, () => runAll(this.needed(), this)),
       edit: button("edit", "Edit", which, () => this.edit()),
       reset: button("reset", "Reset", which, () => this.reset()),
       above: button("above", "Run all above", which, () => this.runAbove()),
@@ -145,6 +145,18 @@ class Cell {
     const bar = make("div", { class: "live-bar", role: "group", "aria-label": `Live ${which}` });
     bar.append(...Object.values(this.buttons));
     this.input.after(bar, this.note);
+  }
+
+  // The cells to run for this one: those above. An exercise needs only the first of its section,
+  // which imports the checker, so that nobody waits for the experiments of a chapter.
+  needed() {
+    const above = Cell.all.slice(0, this.number);
+    if (!this.isExercise) return above;
+    return [...new Set([above.find((cell) => cell.isExercise), this])];
+  }
+
+  get isExercise() {
+    return this.element.classList.contains("tag_exercise");
   }
 
   get source() {

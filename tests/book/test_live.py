@@ -373,6 +373,9 @@ def test_every_cell_and_panel_of_a_page_answers_as_cpython_does(
     visit.tab.goto(f"{address}/{name}")
     cells = visit.tab.locator(".cell.tag_live")
     if count := cells.count():
+        if count > 1:
+            visit.press(count, "Run all above")  # an exercise, the last of a chapter, runs alone
+            visit.settled()
         visit.run(count)
         expect(visit.tab.locator(".live-error")).to_have_count(0)
         expect(visit.tab.locator(".live-ran")).to_have_count(count)
@@ -388,6 +391,21 @@ def test_every_cell_and_panel_of_a_page_answers_as_cpython_does(
     replayed([pair for pair in asked if json.loads(pair[0])["kind"] != "cell"])
     for index in range(panels.count()):
         shows_its_last_answer(panels.nth(index), asked)
+
+
+def test_an_exercise_is_checked_in_the_page_without_the_cells_above(
+    visit: Visit, address: str
+) -> None:
+    visit.tab.goto(f"{address}/chapters/04_kv_cache_memory.html")
+    live_cells = visit.tab.locator(".cell.tag_live")
+    classes = live_cells.evaluate_all("all => all.map((cell) => cell.className)")
+    first = next(i for i, names in enumerate(classes, start=1) if "tag_exercise" in names)
+    visit.run(first + 1)
+    expect(visit.output(first + 1)).to_contain_text("not attempted")
+    visit.write(first + 1, 'check("4.1", 2 * 40 * 40 * 128 * 2)')
+    visit.run(first + 1)
+    expect(visit.output(first + 1)).to_contain_text("passed")
+    expect(visit.tab.locator(".live-ran")).to_have_count(2)  # it, and the import of its section
 
 
 def use(panel: Locator) -> None:

@@ -23,6 +23,7 @@ KNOWN_TAGS = {
     notebooks.STDERR_ALLOWED,
     notebooks.RAISES,
     "live",  # the reader can run it in the page
+    "exercise",  # it runs there without the cells above it, but for the first such cell
     "hide-input",
     "hide-output",
     "hide-cell",
