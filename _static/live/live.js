@@ -256,9 +256,10 @@ const runAll = (cells, last) => {
   python.start();
   due().forEach((cell) => cell.working(true));
   turn = turn.then(async () => {
-    const now = due();
-    now.forEach((cell) => cell.working(true));
+    // After a stop nothing of it is asked for any longer.
     let why = python.ends === ends ? "" : python.reason;
+    const now = why ? cells.filter((cell) => cell.busy) : due();
+    now.forEach((cell) => cell.working(true));
     for (const cell of now) {
       if (why) {
         cell.working(false);
