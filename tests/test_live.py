@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import linecache
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,41 @@ def test_whatever_a_cell_raises_becomes_words(source: str, last: str) -> None:
     assert error.kind == "error"
     assert last in error.content.splitlines()[-1]
     assert len(error.content) < 5000
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from unittest.mock import MagicMock\nMagicMock()",  # has every attribute
+        "class A:\n    def _repr_html_(self): return b'x'\nA()",
+        "raise SyntaxError('x', ('<cell 1>', 1, 2, 5))",
+        "class M:\n    def __str__(self): 1 / 0\nraise SyntaxError(M(), ('<cell 1>', 1, 2, 'x'))",
+        "class M:\n    def __repr__(self): 1 / 0\nraise ModuleNotFoundError('x', name=M())",
+        "raise ModuleNotFoundError('x', name='y' * 10**6)",
+        "x = '" + "y" * 10**5,
+        "x = 1;" + " " * 10**5 + "1 / 0",
+        "print(1)\0",
+        "x = '\ud800'",
+        "(" * 5000 + ")" * 5000,
+        "import sys\nsys.stdout = sys.stderr = None\nprint(1)\n5",
+        "print = None",
+        "__builtins__ = {}",
+    ],
+)
+def test_no_code_makes_a_page_raise(source: str) -> None:
+    page = live.Page()
+    answer = json.loads(page.ask(json.dumps({"kind": "cell", "source": source})))
+    assert len(json.dumps(answer)) < 20_000
+    assert json.loads(page.ask('{"kind": "cell", "source": "4"}')) == {
+        "outputs": [{"kind": "text", "content": "4"}]
+    }
+
+
+def test_a_page_survives_modules_that_a_cell_overwrites(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((json, "dumps"), (json, "loads"), (linecache, "cache")):
+        monkeypatch.setattr(module, name, None)  # as a cell may do; here it is put back
+    page = live.Page()
+    assert page.ask('{"kind": "cell", "source": "4"}').startswith('{"outputs": [')
 
 
 def test_output_is_cut_and_said_to_be() -> None:

@@ -16,7 +16,7 @@ from servelab import hardware, live, memory, models, roofline
 from servelab.explore import fit, split, svg
 from servelab.explore.axes import Labels
 from servelab.explore.roof import Mark, draw_roofline, said_intensity
-from servelab.live import Answer, Panel
+from servelab.live import Answer, Button, Panel
 from servelab.live import memory as memory_panel
 from servelab.live import phases as phases_panel
 from servelab.live import roofline as roofline_panel
@@ -517,3 +517,32 @@ def test_parse_refuses_what_is_no_model() -> None:
         models.parse(" ")
     with pytest.raises(models.UnsupportedConfig, match="holds no JSON object"):
         models.parse("[]")
+
+
+# ---- What no page of ours sends ----------------------------------------------------------------
+
+HOSTILE = ("", " ", "0", "-1", "1e9", "1000000000", "9" * 5000, "nan", "inf", "0.5", "²", "١٢",
+           "<img src=x onerror=alert(1)>", "</textarea><script>", "\"'><b>", "\u202eabc\u200f",
+           "\x00", "\ud800", "😀", "growing/", "growing/x", PASTED)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", live.PANELS)
+def test_any_text_in_any_control_gives_an_answer_or_a_refusal(name: str) -> None:
+    panel = live.get(name)
+    first = panel.values()
+    refusals = []
+    actions = ["", *(c.name for c in panel.controls if isinstance(c, Button)), "block:-1", "x"]
+    for control in first:
+        for value in HOSTILE:
+            values = first | {control: value} | ({"model": PASTED} if control == "config" else {})
+            for action in actions:
+                try:
+                    answer = panel.answer(values, action)
+                except ValueError as refusal:
+                    refusals.append(str(refusal))
+                else:
+                    assert not re.search("<(img|script|/textarea)", " ".join(answer.parts.values()))
+                    json.dumps(vars(answer))
+    # Python's own words for a wrong number are no sentence for a reader.
+    raw = re.compile("invalid literal|could not convert|Exceeds the limit")
+    assert not [refusal for refusal in refusals if raw.search(refusal)]

@@ -20,6 +20,8 @@ const STOPPED = "Python was stopped and starts afresh: the names of this page ar
 class Python {
   worker = null;
   stage = ""; // what it is doing until it is ready, in words
+  ready = false;
+  ends = 0; // how often it has ended: what was asked of an earlier one is not asked again
   waiting = new Map();
   listeners = new Set(); // each is called with the stage
   restarts = new Set(); // called when all names and states are gone
@@ -35,10 +37,12 @@ class Python {
       return;
     }
     this.worker.onmessage = ({ data }) => {
-      if ("failed" in data) this.fail(data.failed);
-      else if ("stage" in data) this.tell(data.stage && `Starting Python: ${data.stage} …`);
-      else {
-        this.waiting.get(data.id)?.resolve(JSON.parse(data.answer));
+      if (typeof data?.failed === "string") this.fail(data.failed);
+      else if (typeof data?.stage === "string") {
+        this.ready = !data.stage;
+        this.tell(data.stage && `Starting Python: ${data.stage} …`);
+      } else if (this.waiting.has(data?.id)) {
+        this.waiting.get(data.id).resolve(JSON.parse(data.answer));
         this.waiting.delete(data.id);
       }
     };
@@ -57,8 +61,11 @@ class Python {
   }
 
   fail(why) {
-    this.reason = `Python could not run here (${why}). The stored output stays.`;
-    this.end(this.reason);
+    this.end(
+      this.ready
+        ? `Python broke down (${why}) and starts afresh: the names of this page are gone.`
+        : `Python could not run here (${why}). The stored output stays.`,
+    );
   }
 
   stop() {
@@ -68,6 +75,9 @@ class Python {
   end(reason) {
     this.worker?.terminate();
     this.worker = null;
+    this.ready = false;
+    this.reason = reason;
+    this.ends++;
     this.tell("");
     const left = [...this.waiting.values()];
     this.waiting.clear();
@@ -109,6 +119,7 @@ const HELP = {
 
 class Cell {
   static all = [];
+  static pressed = null; // the one whose Run was pressed last: the focus stays with it
   ran = false;
   busy = false;
 
@@ -170,7 +181,10 @@ class Cell {
       const settings = { id, class: "live-code", spellcheck: "false", autocapitalize: "off" };
       this.area = make("textarea", { ...settings, autocomplete: "off", wrap: "off" });
       this.area.value = this.original;
-      this.area.addEventListener("input", () => this.fit());
+      this.area.addEventListener("input", () => {
+        this.ran = false; // what ran is not what stands there
+        this.fit();
+      });
       this.area.addEventListener("keydown", (event) => {
         // Tab stays what moves the focus, so that the keyboard can leave the box.
         if (event.key === "Enter" && (event.ctrlKey || event.shiftKey || event.metaKey)) {
@@ -188,7 +202,7 @@ class Cell {
   }
 
   fit() {
-    this.area.rows = this.area.value.split("\n").length + 1;
+    this.area.rows = Math.min(this.area.value.split("\n").length + 1, 60);
   }
 
   reset() {
@@ -216,17 +230,19 @@ class Cell {
   // Returns whether the cells below may run.
   async run() {
     say(this.note, python.stage || "Running …");
+    const { source } = this;
     try {
-      const request = { kind: "cell", number: this.number, source: this.source };
+      const request = { kind: "cell", number: this.number, source };
       const { outputs } = await python.ask(request);
       this.output.setAttribute("role", "status");
       this.output.replaceChildren(...outputs.map(rendered));
       if (!outputs.length) this.output.append(make("p", { class: "live-cut" }, "It shows nothing."));
       this.element.classList.add("live-ran");
       this.element.querySelector("details.hide")?.setAttribute("open", "");
-      this.ran = this.mayFail || !outputs.some(({ kind }) => kind === "error");
+      const through = this.mayFail || !outputs.some(({ kind }) => kind === "error");
+      this.ran = through && source === this.source; // it may have been edited meanwhile
       say(this.note, "");
-      return this.ran;
+      return through;
     } catch (error) {
       say(this.note, error.message);
       return false;
@@ -241,29 +257,38 @@ class Cell {
     const stopHadFocus = document.activeElement === this.buttons.stop;
     this.buttons.stop.hidden = !on;
     this.buttons.run.disabled = on;
-    if (on) {
-      say(this.note, python.stage || "Waiting for the cells above …");
-      if (document.activeElement === document.body) this.buttons.stop.focus({ preventScroll: true });
-    } else {
-      this.buttons.reset.disabled = false;
-      if (stopHadFocus || document.activeElement === document.body)
-        this.buttons.run.focus({ preventScroll: true });
-    }
+    this.buttons.reset.disabled = on;
+    if (on) say(this.note, python.stage || "Waiting for the cells above …");
+    // A button that goes off or away drops the focus.
+    const dropped = this === Cell.pressed && document.activeElement === document.body;
+    if (stopHadFocus || dropped)
+      this.buttons[on ? "stop" : "run"].focus({ preventScroll: true });
   }
 }
 
-// Runs, in order, those of the cells that have not run yet, and the last one in any case.
-const runAll = async (cells, last) => {
-  const due = cells.filter((cell) => !cell.busy && (!cell.ran || cell === last));
+// Runs, in order, those of the cells that have not run yet, and the last one in any case; what is
+// asked for meanwhile waits its turn, so that no cell runs before those above it.
+let turn = Promise.resolve();
+const runAll = (cells, last) => {
+  const due = () => cells.filter((cell) => !cell.ran || cell === last);
+  const { ends } = python;
+  Cell.pressed = last;
   python.start();
-  due.forEach((cell) => cell.working(true));
-  let failed = null;
-  for (const cell of due) {
-    if (failed) {
-      cell.working(false);
-      say(cell.note, cell === last ? `Not run: cell ${failed.number} above did not get through.` : "");
-    } else if (!(await cell.run())) failed = cell;
-  }
+  due().forEach((cell) => cell.working(true));
+  turn = turn.then(async () => {
+    // After a stop nothing of it is asked for any longer.
+    let why = python.ends === ends ? "" : python.reason;
+    const now = why ? cells.filter((cell) => cell.busy) : due();
+    now.forEach((cell) => cell.working(true));
+    for (const cell of now) {
+      if (why) {
+        cell.working(false);
+        say(cell.note, cell === last ? why : "");
+      } else if (!(await cell.run()))
+        why = `Not run: cell ${cell.number} above did not get through.`;
+    }
+  });
+  return turn;
 };
 
 python.listeners.add((stage) => {
@@ -281,6 +306,7 @@ class ServelabPanel extends HTMLElement {
     this.parts = this.querySelector(".panel-parts");
     this.note = make("p", { class: "live-note", role: "status", hidden: "" });
     this.form.after(this.note);
+    this.form.reset(); // a browser that comes back to a page moves controls, not the picture
     this.initial = [this.form.innerHTML, this.words.textContent, this.parts.innerHTML];
     this.queue = []; // actions to ask for; "" where only values changed
     this.touched = new Set(); // controls moved since the last request left
@@ -324,7 +350,8 @@ class ServelabPanel extends HTMLElement {
     if (this.asking) return;
     this.asking = this.used = true;
     this.setAttribute("aria-busy", "true");
-    say(this.note, python.stage);
+    const running = Cell.all.find((cell) => cell.busy);
+    say(this.note, python.stage || (running ? `Waiting for cell ${running.number} …` : ""));
     try {
       while (this.queue.length) {
         const name = this.getAttribute("name");
@@ -407,7 +434,9 @@ class ServelabPanel extends HTMLElement {
 
   restore(reason) {
     const [form, words, parts] = this.initial;
+    const focused = this.form.contains(document.activeElement) && document.activeElement.id;
     this.form.innerHTML = form;
+    if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
     this.words.textContent = words;
     this.words.classList.remove("live-error");
     this.parts.innerHTML = parts;

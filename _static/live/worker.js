@@ -20,12 +20,18 @@ const start = async () => {
   return page;
 };
 
+// Python's own errors come with a traceback: what happened is its last line.
+const failed = (error) => {
+  postMessage({ failed: String(error).trim().split("\n").at(-1).slice(0, 200) });
+};
+
+let ready = false;
 const page = start();
-page.catch((error) => postMessage({ failed: String(error) }));
+page.then(() => (ready = true), failed);
 // Where its WebAssembly does not come, Pyodide leaves a promise nobody holds, and waits for ever.
 addEventListener("unhandledrejection", (event) => {
   event.preventDefault();
-  postMessage({ failed: String(event.reason) });
+  if (!ready) failed(event.reason); // later ones are those of the reader's code
 });
 
 onmessage = async ({ data: { id, request } }) => {
@@ -33,7 +39,7 @@ onmessage = async ({ data: { id, request } }) => {
   try {
     answer = (await page).ask(request);
   } catch (error) {
-    postMessage({ failed: String(error) }); // Python itself has died, such as by a deep recursion
+    failed(error); // Python itself has died, such as by a deep recursion
     return;
   }
   postMessage({ id, answer });

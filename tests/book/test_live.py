@@ -53,7 +53,7 @@ Worker.prototype.postMessage = function (message) {
   const entry = { request: message.request };
   window.asked.push(entry);
   this.addEventListener("message", ({ data }) => {
-    if (data.id === message.id) entry.answer = data.answer;
+    if (data?.id === message.id) entry.answer = data.answer;
   });
   return post.call(this, message);
 };
@@ -361,6 +361,140 @@ def test_a_restart_brings_a_used_panel_back_to_its_start(panel: Locator) -> None
     tab.get_by_role("button", name="Stop cell 3").click()
     expect(panel.locator(".panel-words")).to_have_text(start)
     expect(panel).to_contain_text("Python was stopped")
+
+
+# ---- Readers who press what they should not --------------------------------------------------
+
+
+def numbers_asked(visit: Visit) -> list[int]:
+    return [json.loads(request)["number"] for request, _ in visit.asked()]
+
+
+def test_a_run_asked_for_during_another_waits_its_turn(hand_made: Visit) -> None:
+    hand_made.press(3, "Run")
+    hand_made.press(4, "Run")  # cells 1 to 3 are still to run
+    hand_made.settled()
+    assert numbers_asked(hand_made) == [1, 2, 3, 4]
+
+
+def test_a_cell_that_was_edited_runs_again_before_those_below(hand_made: Visit) -> None:
+    hand_made.run(2)
+    hand_made.write(1, "n = 4")
+    hand_made.run(2)
+    expect(hand_made.output(2)).to_have_text("8", timeout=LIMIT)
+
+
+def test_stop_stops_all_that_was_asked_for(hand_made: Visit) -> None:
+    hand_made.write(1, "while True: pass")
+    hand_made.press(2, "Run")
+    hand_made.press(3, "Run")
+    expect(hand_made.cell(1).get_by_role("button", name="Reset cell 1")).to_be_disabled()
+    hand_made.cell(1).get_by_role("button", name="Stop cell 1").click()
+    hand_made.settled()
+    assert numbers_asked(hand_made) == [1]
+    expect(hand_made.cell(1)).to_contain_text("Python was stopped")
+    expect(hand_made.cell(2)).to_contain_text("cell 1 above did not get through")
+    expect(hand_made.cell(3)).to_contain_text("Python was stopped")
+
+
+def test_stop_before_python_has_started(fresh: Visit) -> None:
+    fresh.press(2, "Run")
+    fresh.cell(2).get_by_role("button", name="Stop cell 2").click()
+    fresh.settled()
+    fresh.run(2)
+    expect(fresh.output(2)).to_have_text("42", timeout=LIMIT)
+
+
+def test_the_focus_stays_with_the_cell_whose_run_was_pressed(hand_made: Visit) -> None:
+    run = hand_made.cell(3).get_by_role("button", name="Run cell 3", exact=True)
+    run.press("Enter")
+    hand_made.settled()
+    expect(run).to_be_focused()
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["import os\nos._exit(3)", "import builtins\nbuiltins.len = builtins.isinstance = None"],
+)
+def test_code_that_ends_python_is_said_in_a_sentence(fresh: Visit, ending: str) -> None:
+    fresh.write(1, ending)
+    fresh.run(1)
+    fresh.write(2, "1 / 0")
+    fresh.run(2)
+    shown = fresh.tab.locator(".live-note", has_text="Python broke down")
+    expect(shown).to_contain_text("the names of this page are gone")
+    assert "Traceback" not in shown.inner_text()
+    fresh.press(1, "Reset")
+    fresh.write(2, "n + 1")
+    fresh.run(2)
+    expect(fresh.output(2)).to_have_text("22", timeout=LIMIT)
+
+
+def test_messages_and_promises_of_a_cell_do_not_disturb_the_page(hand_made: Visit) -> None:
+    hand_made.write(1, "import js\nfor odd in (None, 'x', 5): js.postMessage(odd)\nn = 3")
+    hand_made.run(1)
+    hand_made.write(3, "js.Promise.reject('odd')")
+    hand_made.run(3)
+    hand_made.run(2)
+    expect(hand_made.output(2)).to_have_text("6", timeout=LIMIT)
+    assert numbers_asked(hand_made)[-1] == 2
+
+
+def test_a_panel_says_that_it_waits_for_a_cell(panel: Locator) -> None:
+    tab = panel.page
+    tab.get_by_role("button", name="Edit cell 3").click()
+    tab.get_by_label("Code of cell 3").fill("while True: pass")
+    tab.get_by_role("button", name="Run cell 3").click()
+    slider = panel.get_by_label("Size")
+    for _ in range(3):
+        slider.press("ArrowRight")
+    expect(panel.locator(".live-note")).to_have_text("Waiting for cell 3 …")
+    tab.get_by_role("button", name="Stop cell 3").dispatch_event("click")  # the focus stays
+    expect(panel.locator(".live-note")).to_contain_text("Python was stopped")
+    expect(slider).to_be_focused()
+    expect(panel.locator("output")).to_have_text("4")
+
+
+def test_back_to_a_page_the_controls_fit_the_picture(chromium: Browser, address: str) -> None:
+    context = chromium.new_context()
+    visit = watched(context, address)
+    visit.tab.goto(f"{address}/{HAND_MADE.name}")
+    visit.run(4)
+    panel = visit.tab.locator("servelab-panel[name=try]")
+    panel.get_by_label("Size").press("End")
+    panel.get_by_label("Note").fill("moved")
+    expect(panel.locator(".panel-words")).to_contain_text("size=64 note=moved")
+    visit.tab.reload()
+    visit.tab.goto(f"{address}/index.html")
+    visit.tab.go_back()
+    said = panel.locator(".panel-words").inner_text()
+    note = panel.get_by_label("Note").input_value()
+    size = panel.get_by_label("Size").get_attribute("aria-valuetext")
+    assert f"size={size} note={note} " in said
+    stops = (panel.get_by_label("Size").get_attribute("data-stops") or "").split()
+    assert stops[int(panel.get_by_label("Size").input_value())] == size
+    context.close()
+
+
+HOSTILE = (
+    "<img src=x onerror=alert(1)>",
+    "</textarea><script>alert(1)</script>",
+    '{"model_type": "<img src=x onerror=alert(1)>"}',
+    '{"a": "\'\\"\u202e\u200f\x00😀"}',
+)
+
+
+def test_text_of_a_form_never_becomes_html(fresh: Visit, address: str) -> None:
+    fresh.tab.goto(f"{address}/chapters/04_kv_cache_memory.html")
+    fresh.tab.evaluate("() => { window.alert = () => { window.broken = true } }")
+    panel = fresh.tab.locator("servelab-panel[name=memory]")
+    panel.get_by_label("Model", exact=True).select_option("pasted")
+    for hostile in HOSTILE:
+        panel.get_by_label("config.json", exact=True).fill(hostile)
+        fresh.settled()
+        expect(panel.locator(".panel-words.live-error")).to_be_visible(timeout=START_LIMIT)
+    assert not panel.locator("img, script").count()
+    assert not fresh.tab.evaluate("window.broken")
 
 
 # ---- The book's own pages --------------------------------------------------------------------

@@ -72,7 +72,7 @@ def model_of(values: Values) -> ModelSpec:
     """
     if values["model"] != PASTED:
         return models.get(values["model"])
-    pasted = values["config"].strip("\ufeff \t\r\n")
+    pasted = values.get("config", "").strip("\ufeff \t\r\n")
     if not pasted:
         raise ValueError("config.json is empty: paste the text of a model's config.json")
     if len(pasted) > _MOST_TEXT:

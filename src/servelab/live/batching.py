@@ -24,7 +24,7 @@ from servelab import hardware, models
 from servelab.explore import Job, Timeline, draw_timeline, static_batches, timeline
 from servelab.explore.pool import counted
 from servelab.explore.state import RunEvent
-from servelab.live.panel import Answer, Choice, Panel, Slider, Values, table_html
+from servelab.live.panel import Answer, Choice, Panel, Slider, Values, among, table_html
 from servelab.paging import Event
 from servelab.serving import Engine, RooflineRunner, SamplingParams, poisson
 from servelab.serving.events import Planned
@@ -39,44 +39,40 @@ _RATES = (
     (_AT_ONCE, "all at once"),
     *((rate, f"{rate} per second, at random") for rate in ("200", "100", "50", "25", "10")),
 )
+_GROUPS: dict[str, tuple[Choice | Slider, ...]] = {
+    "Requests": (
+        Slider("requests", "How many", ("2", "4", "6", "8", "12", "16"), "12"),
+        Choice("rate", "They come", _RATES, _AT_ONCE),
+        Slider("spread", "Spread of the answers", ("0", "0.25", "0.5", "0.75", "1"), "0.75"),
+        Slider("seed", "Draw", tuple(map(str, range(1, 10))), "1"),
+    ),
+    "Server": (
+        Slider("places", "Sequences at a time", ("1", "2", "3", "4", "6", "8", "12"), "4"),
+        Slider(
+            "budget",
+            "Token budget",
+            ("16", "32", "48", "64", "96", "128", "256", "640"),
+            "256",
+        ),
+        Slider("blocks", "Blocks", ("8", "10", "12", "14", "16", "20", "24", _ENOUGH), _ENOUGH),
+    ),
+    "Show": (Choice("unit", "Time in", (("seconds", "seconds"), ("steps", "steps")), "seconds"),),
+}
 
 
 def panel() -> Panel:
     """Return the explorer, opened with twelve requests that come at once."""
-    return Panel(
-        "batching",
-        "Static and continuous batching of the same requests",
-        {
-            "Requests": (
-                Slider("requests", "How many", ("2", "4", "6", "8", "12", "16"), "12"),
-                Choice("rate", "They come", _RATES, _AT_ONCE),
-                Slider(
-                    "spread", "Spread of the answers", ("0", "0.25", "0.5", "0.75", "1"), "0.75"
-                ),
-                Slider("seed", "Draw", tuple(map(str, range(1, 10))), "1"),
-            ),
-            "Server": (
-                Slider("places", "Sequences at a time", ("1", "2", "3", "4", "6", "8", "12"), "4"),
-                Slider(
-                    "budget",
-                    "Token budget",
-                    ("16", "32", "48", "64", "96", "128", "256", "640"),
-                    "256",
-                ),
-                Slider(
-                    "blocks", "Blocks", ("8", "10", "12", "14", "16", "20", "24", _ENOUGH), _ENOUGH
-                ),
-            ),
-            "Show": (
-                Choice("unit", "Time in", (("seconds", "seconds"), ("steps", "steps")), "seconds"),
-            ),
-        },
-        answer,
-    )
+    title = "Static and continuous batching of the same requests"
+    return Panel("batching", title, {**_GROUPS}, answer)
 
 
 def answer(values: Values, action: str) -> Answer:
-    """Return both runs, drawn and counted."""
+    """Return both runs, drawn and counted.
+
+    Raises: ``ValueError`` for what no control offers.
+    """
+    for control in (control for group in _GROUPS.values() for control in group):
+        among(control.name, values[control.name], control.known)
     jobs = workload(
         int(values["requests"]), values["rate"], float(values["spread"]), int(values["seed"])
     )

@@ -25,6 +25,7 @@ TEXT_LIMIT = 64 * 1024
 HTML_LIMIT = 1_000_000
 
 _MESSAGE_LIMIT = 2_000
+_LINE_LIMIT = 200
 _FRAMES = 6  # of the reader's code: the last ones say where it happened
 _NAME = "<cell"  # begins the file name of each cell
 
@@ -70,16 +71,16 @@ def run(source: str, namespace: dict[str, Any], number: int = 1) -> list[Output]
     ZeroDivisionError: division by zero
     """
     name = f"{_NAME} {number}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     printed = _Printed()
     last: list[Output] = []
     try:
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             value = _execute(source, name, namespace)
             if value is not None:
                 last = _shown(value)
     except BaseException as error:  # the reader's code may raise anything, SystemExit too
-        last = [Output("error", _said(error))]
+        last = [Output("error", _said(error, name))]
     outputs = [Output("text", "".join(printed.kept))] if printed.kept else []
     if printed.cut:
         outputs.append(Output("note", f"Cut here: a cell may print {TEXT_LIMIT:,} characters."))
@@ -100,7 +101,8 @@ def _execute(source: str, name: str, namespace: dict[str, Any]) -> object:
 
 def _shown(value: object) -> list[Output]:
     make_html = None if isinstance(value, type) else getattr(value, "_repr_html_", None)
-    if make_html is not None and (html := make_html()) is not None:
+    # Some objects answer to every name, with anything: only text is HTML.
+    if callable(make_html) and isinstance(html := make_html(), str):
         if len(html) <= HTML_LIMIT:
             return [Output("html", html)]
         return [
@@ -113,24 +115,40 @@ def _shown(value: object) -> list[Output]:
     return [Output("text", text[:TEXT_LIMIT]), note]
 
 
-def _said(error: BaseException) -> str:
+def _said(error: BaseException, name: str) -> str:
     """Return the lines of the reader's code that led to an error, then its message."""
+    try:
+        return "\n".join([*_places(error, name), _cut(_message(error), _MESSAGE_LIMIT)])
+    except BaseException:  # the error is the reader's own: its attributes and texts may fail
+        return "an error that cannot be shown"
+
+
+def _places(error: BaseException, name: str) -> list[str]:
     if isinstance(error, SyntaxError) and str(error.filename).startswith(_NAME):
-        place = [f"Line {error.lineno}: {(error.text or '').strip()}"]
-        return "\n".join([*place, f"{type(error).__name__}: {error.msg}"])
+        return [_place(f"Line {error.lineno}", str(error.text or ""))]
+    # Not extract_tb: it searches the line for the place of the error, for long ones very long.
     frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename.startswith(_NAME)
+        (frame.f_code, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_filename.startswith(_NAME)
     ]
     places = []
-    for frame in frames[-_FRAMES:]:
-        inside = "" if frame.name == "<module>" else f" in {frame.name}"
-        cell = "" if frame.filename == frames[0].filename else f" of cell {frame.filename[6:-1]}"
-        places.append(f"Line {frame.lineno}{cell}{inside}: {frame.line}")
+    for code, line in frames[-_FRAMES:]:
+        inside = "" if code.co_name == "<module>" else f" in {code.co_name}"
+        cell = "" if code.co_filename == name else f" of cell {code.co_filename[6:-1]}"
+        text = linecache.getline(code.co_filename, line)
+        places.append(_place(f"Line {line}{cell}{inside}", text))
     if len(frames) > _FRAMES:
         places.insert(0, f"({len(frames) - _FRAMES} earlier lines left out)")
-    return "\n".join([*places, _message(error)])
+    return places
+
+
+def _place(where: str, line: str) -> str:
+    return f"{where}: {_cut(line.strip(), _LINE_LIMIT)}"
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[:limit] + " …"
 
 
 def _message(error: BaseException) -> str:
@@ -139,8 +157,9 @@ def _message(error: BaseException) -> str:
             f"ModuleNotFoundError: no module {error.name!r} here; a page has the standard library "
             "and the calculators of servelab"
         )
+    if isinstance(error, SyntaxError) and str(error.filename).startswith(_NAME):
+        return f"{type(error).__name__}: {error.msg}"
     try:
-        text = "".join(traceback.format_exception_only(error)).strip()
+        return "".join(traceback.format_exception_only(error)).strip()
     except Exception:  # the error's own __str__ may fail
-        text = type(error).__name__
-    return text if len(text) <= _MESSAGE_LIMIT else text[:_MESSAGE_LIMIT] + " …"
+        return type(error).__name__

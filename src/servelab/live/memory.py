@@ -26,7 +26,7 @@ from servelab.live.asked import (
     powers,
     whole,
 )
-from servelab.live.panel import Answer, Choice, Panel, Switch, Values, table_html
+from servelab.live.panel import Answer, Choice, Panel, Switch, Values, among, table_html
 from servelab.memory import Budget
 from servelab.models import ModelSpec
 from servelab.models.parallel import rank
@@ -34,6 +34,7 @@ from servelab.units import GiB, format_tokens
 
 _FORMATS = ("bf16", "fp16", "fp32", "fp8", "fp8_per_token_head", "int8_per_token_head", "q8_0",
             "q4_0", "nvfp4", "int4")  # fmt: skip
+_RESERVES = ("0", "1", "2", "4", "8", "16")
 _SHARE = 0.9
 
 
@@ -50,7 +51,7 @@ def panel() -> Panel:
         format_choice("kv_dtype", "KV cache in", _FORMATS, "bf16"),
     )
     ranks = tuple((str(n), f"{n} chip{'s' * (n > 1)}") for n in (1, 2, 4, 8, 16))
-    reserves = tuple((str(n), f"{n} GiB") for n in (0, 1, 2, 4, 8, 16))
+    reserves = tuple((gib, f"{gib} GiB") for gib in _RESERVES)
     where = (
         chip_choice(),
         Choice("tp", "Tensor parallel over", ranks, "1"),
@@ -70,7 +71,8 @@ def answer(values: Values, action: str) -> Answer:
     """
     spec, chip = model_of(values), hardware.get(values["chip"])
     tokens, users = whole(values, "tokens", 10**8), whole(values, "users", 2**20)
-    tp, reserve = whole(values, "tp", 1024), int(values["reserve"]) * GiB
+    tp = whole(values, "tp", 1024)
+    reserve = int(among("reserve", values["reserve"], _RESERVES)) * GiB
     kv_dtype, unit = values["kv_dtype"], "GB" if values["decimal"] else "GiB"
     left = memory.budget(spec, chip, _SHARE, reserve_bytes=reserve, tp=tp)
     one = memory.sequence_bytes(spec, tokens, kv_dtype, tp=tp)

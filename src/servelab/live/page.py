@@ -14,9 +14,9 @@ Ignores: where the page stands. A test asks the same way.
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from importlib import import_module
+from json import dumps, loads  # by name: a cell may overwrite what the module holds
 from typing import Any
 
 from servelab.live import cells
@@ -62,12 +62,12 @@ class Page:
 
     def ask(self, request: str) -> str:
         """Answer one request, JSON for JSON; never raises for what a page can send."""
-        asked = json.loads(request)
+        asked = loads(request)
         kinds = {"panel": self._panel, "cell": self._cell}
         if asked["kind"] not in kinds:
             known = ", ".join(kinds)
-            return json.dumps({"error": f"no request of kind {asked['kind']!r}; known are {known}"})
-        return json.dumps(kinds[asked["kind"]](asked))
+            return dumps({"error": f"no request of kind {asked['kind']!r}; known are {known}"})
+        return dumps(kinds[asked["kind"]](asked))
 
     def _cell(self, asked: dict[str, Any]) -> dict[str, Any]:
         outputs = cells.run(asked["source"], self.namespace, asked.get("number", 1))

@@ -34,7 +34,7 @@ from servelab.explore import (
 from servelab.explore.pool import counted
 from servelab.explore.state import RunState
 from servelab.live.blocks import block_choice, block_options, chosen_block, list_html
-from servelab.live.panel import Answer, Button, Choice, Panel, Slider, Switch, Values
+from servelab.live.panel import Answer, Button, Choice, Panel, Slider, Switch, Values, among
 from servelab.live.questions import Question, questions
 from servelab.live.scenarios import KINDS, SCENARIOS, Recorded, recorded
 from servelab.paging.layouts import Occupancy
@@ -85,12 +85,11 @@ class Explorer:
 
     def answer(self, values: Values, action: str) -> Answer:
         """Return what the page shows after an action, for the values of its form."""
-        run = recorded(values["scenario"])
+        run = recorded(among("scenario", values["scenario"], SCENARIOS))
         last = len(run.trace.events)
         # The kinds name their scenario: after another choice the form still has the one before.
-        of, _, kind = values["kind"].partition("/")
-        if of == run.name and values["place"] in _places(run):
-            place = int(values["place"])
+        if values["kind"] in dict(_kinds(run)) and values["place"] in _places(run):
+            place, kind = int(values["place"]), values["kind"].removeprefix(f"{run.name}/")
         else:
             place, kind = run.opening, run.scenario.wanted
         num_blocks = run.trace.header.num_blocks

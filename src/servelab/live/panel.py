@@ -14,7 +14,7 @@ Ignores: how a page calls it (``servelab.live.page``), and what the pictures loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from servelab.explore.svg import element, escaped
@@ -34,7 +34,12 @@ class Choice:
     value: str
 
     def __post_init__(self) -> None:
-        _among(self.name, self.value, [value for value, _ in self.options])
+        among(self.name, self.value, self.known)
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """All that it can say."""
+        return tuple(value for value, _ in self.options)
 
     def html(self, where: str) -> str:
         """Return the control's HTML, its id ``where``."""
@@ -60,7 +65,12 @@ class Slider:
     value: str
 
     def __post_init__(self) -> None:
-        _among(self.name, self.value, list(self.stops))
+        among(self.name, self.value, self.known)
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """All that it can say."""
+        return self.stops
 
     def html(self, where: str) -> str:
         """Return the control's HTML, its id ``where``."""
@@ -128,7 +138,7 @@ class Switch:
     value: str = ""
 
     def __post_init__(self) -> None:
-        _among(self.name, self.value, ["", "on"])
+        among(self.name, self.value, ["", "on"])
 
     def html(self, where: str) -> str:
         """Return the control's HTML, its id ``where``."""
@@ -293,6 +303,16 @@ def _labelled(label: str, where: str, control: str) -> str:
     )
 
 
-def _among(name: str, value: str, known: list[str]) -> None:
+def among(name: str, value: str, known: Collection[str]) -> str:
+    """Return what a control says, if it is one of what the control offers.
+
+    Raises: ``ValueError`` otherwise: a form that is not the page's own may send anything.
+
+    >>> among("rows", "10**9", ["1", "2"])
+    Traceback (most recent call last):
+    ...
+    ValueError: rows: '10**9' is none of '1', '2'
+    """
     if value not in known:
-        raise ValueError(f"{name}: {value!r} is none of {', '.join(map(repr, known))}")
+        raise ValueError(f"{name}: {value[:40]!r} is none of {', '.join(map(repr, known))}")
+    return value

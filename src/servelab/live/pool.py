@@ -15,7 +15,7 @@ from typing import NamedTuple
 from servelab.explore import Pointing, blocks_in, draw_cache
 from servelab.explore.pool import counted
 from servelab.live.blocks import block_choice, block_options, chosen_block, list_html
-from servelab.live.panel import Answer, Button, Choice, Field, Panel, Slider, Values
+from servelab.live.panel import Answer, Button, Choice, Field, Panel, Slider, Values, among
 from servelab.live.playground import ACTS, Operation, Playground, Refused
 
 _POOLS = ("1", "2", "3", "4", "6", "8", "12", "16", "24", "32")
@@ -119,7 +119,10 @@ class Play:
 
     def _act(self, values: Values, action: str) -> str:
         """Change the playground as asked; return what came of it."""
-        size = int(values["blocks"]), int(values["size"])
+        size = (
+            int(among("blocks", values["blocks"], _POOLS)),
+            int(among("size", values["size"], _SIZES)),
+        )
         if action == "back":
             if len(self.setups) > 1:
                 self.setups.pop()
@@ -131,9 +134,8 @@ class Play:
             setup = self.setups[-1]
             if len(setup.operations) == _MOST_OPERATIONS:
                 raise Refused(f"{_MOST_OPERATIONS} operations are enough: empty the pool first")
-            operation = Operation(
-                action, values["sequence"], int(values["tokens"]), values["prompt"]
-            )
+            tokens = int(among("tokens", values["tokens"], _TOKENS))
+            operation = Operation(action, values["sequence"], tokens, values["prompt"])
             self.said = self.play.do(operation)
             self.setups.append(setup._replace(operations=(*setup.operations, operation)))
         return self.said
