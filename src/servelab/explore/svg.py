@@ -14,9 +14,11 @@ Ignores: fonts. Widths of texts are estimates, on the generous side.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from xml.sax.saxutils import escape as _escape
 from xml.sax.saxutils import quoteattr
 
@@ -30,6 +32,7 @@ NEUTRAL = "#7D838A"
 PARTS = {"prefill": "#D55E00", "decode": "#0072B2", "padding": NEUTRAL}
 
 _FAINT = 0.45  # opacity of outlines and rules
+_SPECIAL = re.compile(r"""[&<>"\n\r\t]""").search  # what an attribute or a text has to escape
 
 
 class Svg(str):
@@ -83,6 +86,7 @@ def _allowed(code: int) -> bool:
     return not (0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000 or code in (0xFFFE, 0xFFFF))
 
 
+@lru_cache(maxsize=8192)  # a picture is mostly coordinates, and the next one has the same
 def number(value: float) -> str:
     """Return a coordinate with at most two decimals.
 
@@ -101,18 +105,28 @@ def element(tag: str, content: str = "", **attributes: str | float | None) -> st
     >>> element("g", "x", class_="block", data_block=7.0)
     '<g class="block" data-block="7">x</g>'
     """
-    said = "".join(
-        f" {name.rstrip('_').replace('_', '-')}="
-        + (quoteattr(clean(value)) if isinstance(value, str) else f'"{number(value)}"')
-        for name, value in attributes.items()
-        if value is not None
-    )
+    said = ""
+    for name, value in attributes.items():
+        if value is not None:
+            quoted = _quoted(value) if isinstance(value, str) else f'"{number(value)}"'
+            said += f" {_attribute(name)}={quoted}"
     return f"<{tag}{said}>{content}</{tag}>" if content else f"<{tag}{said}/>"
+
+
+@lru_cache(maxsize=256)
+def _attribute(name: str) -> str:
+    return name.rstrip("_").replace("_", "-")
+
+
+def _quoted(value: str) -> str:
+    value = clean(value)
+    return quoteattr(value) if _SPECIAL(value) else f'"{value}"'
 
 
 def escaped(value: str) -> str:
     """Return text as it stands between tags."""
-    return _escape(clean(value))
+    value = clean(value)
+    return _escape(value) if _SPECIAL(value) else value
 
 
 def text_width(value: str, size: float = 11) -> float:
