@@ -14,13 +14,13 @@ Ignores: fonts. Widths of texts are estimates, on the generous side.
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from xml.sax.saxutils import escape as _escape
-from xml.sax.saxutils import quoteattr
+
+# Not xml.sax.saxutils: it brings urllib, and a page that starts would wait for that.
+from html import escape as _escape
 
 #: Width of every picture, in units of its own.
 WIDTH = 400.0
@@ -32,7 +32,6 @@ NEUTRAL = "#7D838A"
 PARTS = {"prefill": "#D55E00", "decode": "#0072B2", "padding": NEUTRAL}
 
 _FAINT = 0.45  # opacity of outlines and rules
-_SPECIAL = re.compile(r"""[&<>"\n\r\t]""").search  # what an attribute or a text has to escape
 
 
 class Svg(str):
@@ -119,14 +118,15 @@ def _attribute(name: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    value = clean(value)
-    return quoteattr(value) if _SPECIAL(value) else f'"{value}"'
+    value = escaped(value)
+    if '"' in value and "'" not in value:
+        return f"'{value}'"
+    return '"' + value.replace('"', "&quot;") + '"'
 
 
 def escaped(value: str) -> str:
     """Return text as it stands between tags."""
-    value = clean(value)
-    return _escape(value) if _SPECIAL(value) else value
+    return _escape(clean(value), quote=False)
 
 
 def text_width(value: str, size: float = 11) -> float:
