@@ -9,13 +9,14 @@ from xml.etree import ElementTree
 import pytest
 
 from servelab.explore import Load, blocks_in, count_blocks, occupancies
+from servelab.explore.pool import blocks_of
 from servelab.live import paged, pool
 from servelab.live.panel import Answer, Panel
 from servelab.live.playground import Operation, Playground, Refused
 from servelab.live.pool import OPENING, Play, Setup
 from servelab.live.questions import questions
 from servelab.live.scenarios import KINDS, SCENARIOS, Recorded, recorded
-from servelab.paging import BlockPool, BlockTable, OutOfBlocks, PoolState, PrefixCache
+from servelab.paging import NULL_BLOCK, BlockPool, BlockTable, OutOfBlocks, PoolState, PrefixCache
 from servelab.paging.layouts import Occupancy
 from servelab.serving.events import Admitted, Finished, Forked, Planned, Preempted
 
@@ -425,3 +426,25 @@ def test_a_run_is_what_its_type_says() -> None:
     assert isinstance(recorded("growing"), Recorded)
     with pytest.raises(KeyError):
         recorded("nothing")
+
+
+@each_scenario
+def test_after_each_event_every_block_is_held_free_or_between(name: str) -> None:
+    run = recorded(name)
+    cursor, size = run.trace.cursor(), run.trace.header.block_size
+    for place in range(len(run.trace.events) + 1):
+        device = cursor.move_to(place).device
+        counts = count_blocks(device, size)
+        assert counts.held + counts.between + counts.free == counts.blocks
+        free = {view.block for view in blocks_of(device, size) if view.is_free}
+        assert free - {NULL_BLOCK} == set(device.free)
+
+
+def test_a_block_that_was_just_taken_is_not_called_free() -> None:
+    """The first picture of the chapter: the event takes block 7, no table has it yet."""
+    answer = paged.panel().first()
+    assert "block 7, the first of the free ones, is taken" in answer.words
+    picture = answer.parts["cache"]
+    assert "block 7: in no table, 0 of 4 slots written; reference count 1" in picture
+    assert "block 7: free" not in picture
+    assert "6 held, 1 in no table, 9 free" in picture

@@ -170,7 +170,7 @@ def test_a_matrix_stands_where_the_calculators_put_it(
         assert f"stays below {said_intensity(endless)}" in answer.words
     else:
         assert f"{fewest:,} rows reach the ridge" in answer.words
-    assert answer.off == ("phase", "batch", "context")
+    assert answer.off == ("phase", "batch", "context", "config")
 
 
 @pytest.mark.parametrize("name", models.names())
@@ -187,7 +187,7 @@ def test_a_step_stands_where_the_calculators_put_it(
     assert told["limited by"][2] == bound.limiter
     said = f"limited by {bound.limiter}, at least {format_seconds(bound.seconds)}"
     assert said in answer.words
-    assert not answer.off
+    assert answer.off == ("config",)
     longest = models.get(name).max_context_tokens
     assert longest is not None
     assert (f"allows {longest:,} tokens at most" in answer.words) == (longest < 2048)
@@ -380,6 +380,15 @@ def test_the_two_units_say_the_same_bytes() -> None:
 def config_of(name: str) -> str:
     folder = models.bundled._DATA / "configs"
     return (folder / f"{name}.json").read_text(encoding="utf-8")
+
+
+def test_a_pasted_config_is_a_mark_on_the_roofline_too() -> None:
+    pasted = ask(roofline_panel, model=PASTED, config=config_of("llama-3-8b"))
+    bundled = ask(roofline_panel, model="llama-3-8b")
+    assert table_of(pasted)[1:] == table_of(bundled)[1:]
+    assert (pasted.off, bundled.off) == ((), ("config",))
+    with pytest.raises(ValueError, match=r"config\.json is empty"):
+        ask(roofline_panel, model=PASTED)
 
 
 def test_a_pasted_config_answers_as_the_bundled_model_does() -> None:

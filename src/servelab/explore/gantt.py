@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from servelab.explore.pool import MOST_SAID, counted
 from servelab.explore.svg import (
@@ -73,7 +74,9 @@ def draw_timeline(timelines: Timeline | Mapping[str, Timeline], title: str = "Ti
     end = max((each.end for each in named.values()), default=0) or 1
     drawings = []
     for name, each in named.items():
-        drawings += [_heading(name, each), _lanes(each, end), _bars(each, end), _axis(each, end)]
+        said = [words(lane, each) for lane in each.lanes[:_MOST_LANES]]
+        drawings += [_heading(name, each, said), _lanes(each, end, said)]
+        drawings += [_bars(each, end), _axis(each, end)]
     return picture(title, [*drawings, _legend(list(named.values()))])
 
 
@@ -81,8 +84,11 @@ def _x(time: float, end: float) -> float:
     return _LEFT + (_RIGHT - _LEFT) * time / end
 
 
+_seconds = lru_cache(maxsize=1024)(format_seconds)  # lanes share their ends
+
+
 def _time(value: float, run: Timeline) -> str:
-    return format_seconds(value) if run.unit == "seconds" else f"{value:,.0f}"
+    return _seconds(value) if run.unit == "seconds" else f"{value:,.0f}"
 
 
 def summary(run: Timeline) -> str:
@@ -125,10 +131,11 @@ def words(lane: Lane, run: Timeline) -> str:
     return f"{lane.name}: {', '.join(said) or 'nothing yet'}"
 
 
-def _heading(name: str, run: Timeline) -> Drawing:
-    lines = paragraph(summary(run))
-    said = f"{name}: {summary(run)}" if name else summary(run)
-    lanes = [words(lane, run) for lane in run.lanes[:MOST_SAID]]
+def _heading(name: str, run: Timeline, words_of_lanes: list[str]) -> Drawing:
+    numbers = summary(run)
+    lines = paragraph(numbers)
+    said = f"{name}: {numbers}" if name else numbers
+    lanes = words_of_lanes[:MOST_SAID]
     if (more := len(run.lanes) - MOST_SAID) > 0:
         lanes.append(f"and {counted(more, 'sequence')} more")
     if lanes:
@@ -142,14 +149,14 @@ def _heading(name: str, run: Timeline) -> Drawing:
     return Drawing(body, lines.height + top, said)
 
 
-def _lanes(run: Timeline, end: float) -> Drawing:
+def _lanes(run: Timeline, end: float, words_of_lanes: list[str]) -> Drawing:
     lanes = run.lanes[:_MOST_LANES]
     pitch = 15.0 if len(lanes) <= 24 else max(2.5, min(11.0, 500 / max(1, len(lanes))))
     label_every = math.ceil(10.5 / pitch)
     height = pitch - min(3.0, pitch / 4)
     body = []
-    for place, lane in enumerate(lanes):
-        inside = hover(words(lane, run))
+    for place, (lane, said) in enumerate(zip(lanes, words_of_lanes, strict=True)):
+        inside = hover(said)
         if place % label_every == 0:
             inside += text(4, height / 2 + 3.3, clip(lane.name, _LEFT - 8, 9), 9)
         inside += "".join(_span(span, height, end) for span in lane.spans)

@@ -45,13 +45,20 @@ class BlockView:
     """What there is to say about one block.
 
     Parameters: ``tokens`` written in it; ``owners`` tables that hold it; ``cached`` whether the
-    prefix cache finds it.
+    prefix cache finds it; ``refs`` its reference count, which for an event or two differs from the
+    number of owners: a block is counted before it is in a table, and left before it is released.
     """
 
     block: int
     tokens: int
     owners: tuple[int, ...]
     cached: bool
+    refs: int
+
+    @property
+    def is_free(self) -> bool:
+        """Return whether nobody holds it, in a table or on the way to one."""
+        return not self.owners and not self.refs
 
     def words(self, block_size: int, names: Mapping[int, str]) -> str:
         """Return what it is, as a sentence."""
@@ -59,8 +66,11 @@ class BlockView:
             return "block 0: the null block, never handed out"
         full = f"{self.tokens} of {block_size} slots written"
         found = "; the prefix cache finds it" if self.cached else ""
+        if self.refs != len(self.owners):
+            found += f"; reference count {self.refs}"
         if not self.owners:
-            return f"block {self.block}: free" + (f", {full}{found}" if found else "")
+            where = "in no table" if self.refs else "free"
+            return f"block {self.block}: {where}" + (f", {full}{found}" if found else "")
         held = ", ".join(name_of(table, names) for table in self.owners)
         shared = f"shared by {len(self.owners)}: " if len(self.owners) > 1 else "held by "
         return f"block {self.block}: {shared}{held}; {full}{found}"
@@ -72,7 +82,8 @@ class Counts:
 
     Parameters: ``blocks`` that can be handed out; ``held`` by a table, ``shared`` by several;
     ``free``; ``cached`` blocks that the prefix cache finds, ``cached_free`` of them free;
-    ``tokens`` written in held blocks, each block once; ``unused_slots`` of held blocks;
+    ``between``, in no table and not free: on the way into one, or out of the last; ``tokens``
+    written in held blocks, each block once; ``unused_slots`` of held blocks;
     ``table_tokens`` of all tables, shared tokens counted once per table.
     """
 
@@ -82,6 +93,7 @@ class Counts:
     free: int
     cached: int
     cached_free: int
+    between: int
     tokens: int
     unused_slots: int
     table_tokens: int
@@ -104,8 +116,8 @@ def blocks_of(state: PoolState, block_size: int) -> list[BlockView]:
 
     >>> state = PoolState([0, 2, 1], [], tables={0: [1, 2], 1: [1]}, lengths={0: 6, 1: 4})
     >>> blocks_of(state, block_size=4)[1:]
-    [BlockView(block=1, tokens=4, owners=(0, 1), cached=False),
-     BlockView(block=2, tokens=2, owners=(0,), cached=False)]
+    [BlockView(block=1, tokens=4, owners=(0, 1), cached=False, refs=2),
+     BlockView(block=2, tokens=2, owners=(0,), cached=False, refs=1)]
     """
     check_count("block_size", block_size)
     owners: list[list[int]] = [[] for _ in state.refs]
@@ -118,8 +130,8 @@ def blocks_of(state: PoolState, block_size: int) -> list[BlockView]:
             written = min(block_size, max(0, length - place * block_size))
             tokens[block] = max(tokens[block], written)
     return [
-        BlockView(block, tokens[block], tuple(owners[block]), block in cached)
-        for block in range(len(state.refs))
+        BlockView(block, tokens[block], tuple(owners[block]), block in cached, refs)
+        for block, refs in enumerate(state.refs)
     ]
 
 
@@ -138,7 +150,8 @@ def count_blocks(state: PoolState, block_size: int) -> Counts:
         shared=sum(len(view.owners) > 1 for view in held),
         free=len(state.free),
         cached=sum(view.cached for view in blocks),
-        cached_free=sum(view.cached and not view.owners for view in blocks),
+        cached_free=sum(view.cached and view.is_free for view in blocks),
+        between=sum(not view.owners and not view.is_free for view in blocks),
         tokens=tokens,
         unused_slots=len(held) * block_size - tokens,
         table_tokens=sum(state.lengths.values()),
@@ -163,9 +176,10 @@ def summary(state: PoolState, block_size: int) -> str:
     n = count_blocks(state, block_size)
     shared = f" ({format_count(n.shared)} of them shared)" if n.shared else ""
     cached = f" ({format_count(n.cached_free)} of them cached)" if n.cached_free else ""
+    between = f" {format_count(n.between)} in no table," if n.between else ""
     said = (
         f"{counted(n.blocks, 'block')} of {counted(block_size, 'slot')}: "
-        f"{format_count(n.held)} held{shared}, {format_count(n.free)} free{cached}."
+        f"{format_count(n.held)} held{shared},{between} {format_count(n.free)} free{cached}."
     )
     if n.held:
         said += f" Those held have {counted(n.tokens, 'slot')} written, "
@@ -272,7 +286,7 @@ def _cell(
         body = fill(0, 0, width * full, height, colours) if full else ""
         return body + (box(0, 0, width, height, heavy=shared) if shared or full < 1 else "")
     width, height = layout.width - 3, layout.height - 3
-    body = box(0, 0, width, height, dashed=not full, heavy=shared)
+    body = box(0, 0, width, height, dashed=view.is_free and not full, heavy=shared)
     if view.block == pointing.chosen:
         body += box(-1.5, -1.5, width + 3, height + 3, heavy=True)
     if full:
@@ -283,8 +297,8 @@ def _cell(
     if not layout.names:
         return body + text(3, 10, mark, 9, weight="bold")
     body += text(3, 11, mark, 10.5, weight="bold")
-    if shared:
-        body += text(width - 2.5, 11, f"×{len(view.owners)}", 10.5, anchor="end", weight="bold")
+    if view.refs > 1:
+        body += text(width - 2.5, 11, f"×{view.refs}", 10.5, anchor="end", weight="bold")
     return body + text(3, 23, _label(view, names, width - 6), 9)
 
 
@@ -292,7 +306,7 @@ def _label(view: BlockView, names: Mapping[int, str], width: float) -> str:
     if view.block == NULL_BLOCK:
         return "null"
     if not view.owners:
-        return "cached" if view.cached else "free"
+        return "cached" if view.cached else "free" if view.is_free else "no table"
     owners = [name_of(table, names) for table in view.owners]
     together = "+".join(owners)
     if len(owners) > 1 and text_width(together, 9) > width:

@@ -17,8 +17,10 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
-from xml.sax.saxutils import escape as _escape
-from xml.sax.saxutils import quoteattr
+from functools import lru_cache
+
+# Not xml.sax.saxutils: it brings urllib, and a page that starts would wait for that.
+from html import escape as _escape
 
 #: Width of every picture, in units of its own.
 WIDTH = 400.0
@@ -83,6 +85,7 @@ def _allowed(code: int) -> bool:
     return not (0x7F <= code < 0xA0 or 0xD800 <= code < 0xE000 or code in (0xFFFE, 0xFFFF))
 
 
+@lru_cache(maxsize=8192)  # a picture is mostly coordinates, and the next one has the same
 def number(value: float) -> str:
     """Return a coordinate with at most two decimals.
 
@@ -101,18 +104,29 @@ def element(tag: str, content: str = "", **attributes: str | float | None) -> st
     >>> element("g", "x", class_="block", data_block=7.0)
     '<g class="block" data-block="7">x</g>'
     """
-    said = "".join(
-        f" {name.rstrip('_').replace('_', '-')}="
-        + (quoteattr(clean(value)) if isinstance(value, str) else f'"{number(value)}"')
-        for name, value in attributes.items()
-        if value is not None
-    )
+    said = ""
+    for name, value in attributes.items():
+        if value is not None:
+            quoted = _quoted(value) if isinstance(value, str) else f'"{number(value)}"'
+            said += f" {_attribute(name)}={quoted}"
     return f"<{tag}{said}>{content}</{tag}>" if content else f"<{tag}{said}/>"
+
+
+@lru_cache(maxsize=256)
+def _attribute(name: str) -> str:
+    return name.rstrip("_").replace("_", "-")
+
+
+def _quoted(value: str) -> str:
+    value = escaped(value)
+    if '"' in value and "'" not in value:
+        return f"'{value}'"
+    return '"' + value.replace('"', "&quot;") + '"'
 
 
 def escaped(value: str) -> str:
     """Return text as it stands between tags."""
-    return _escape(clean(value))
+    return _escape(clean(value), quote=False)
 
 
 def text_width(value: str, size: float = 11) -> float:

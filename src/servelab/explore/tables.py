@@ -72,7 +72,7 @@ def _chip(
 ) -> str:
     """Return one block of a row; its bar shows ``tokens`` of it."""
     mark = pointing.mark(view) if mark is None else mark
-    dashed, shared = not view.owners and not view.cached, len(view.owners) > 1
+    dashed, shared = view.is_free and not view.cached, len(view.owners) > 1
     body = hover(view.words(block_size, names))
     body += box(0.5, 0.5, _PITCH - 3, _ROW - 4, dashed, shared)
     if view.block == pointing.chosen:

@@ -14,7 +14,9 @@ from servelab import hardware
 from servelab.explore.roof import Mark, draw_roofline, said_chip, said_intensity, said_mark
 from servelab.hardware import Accelerator
 from servelab.live.asked import (
+    PASTED,
     chip_choice,
+    config_field,
     count_slider,
     decimal,
     format_choice,
@@ -58,7 +60,8 @@ def panel() -> Panel:
         Field("d_out", "d_out", "4096"),
     )
     step = (
-        model_choice(_NONE, (_NONE, "no step")),
+        model_choice(_NONE, (_NONE, "no step"), (PASTED, "a pasted config.json")),
+        config_field(),
         Choice("phase", "Phase", (("decode", "decode"), ("prefill", "prefill")), "decode"),
         count_slider("batch", "Sequences", powers(1, 512), 64),
         count_slider("context", "Tokens of each", powers(128, 131072), 2048),
@@ -89,8 +92,14 @@ def answer(values: Values, action: str) -> Answer:
     return Answer(
         " ".join(words),
         {"roofline": draw_roofline(chip, dtype, marks), "table": _table(marks, chip, dtype)},
-        off=() if with_step else ("phase", "batch", "context"),
+        off=_off(values["model"]),
     )
+
+
+def _off(model: str) -> tuple[str, ...]:
+    """Return the controls that say nothing for this choice of a model."""
+    config = () if model == PASTED else ("config",)
+    return ("phase", "batch", "context", *config) if model == _NONE else config
 
 
 def _step(values: Values, dtype: str) -> Mark:
