@@ -410,6 +410,7 @@ def test_a_pasted_config_answers_as_the_bundled_model_does() -> None:
         ('{"model_type": "bert", "type_vocab_size": 2}', "an encoder of the BERT kind"),
         ('{"a": 1, "a": 2}', "a: is given twice"),
         ('{"a":' * 5000 + "1" + "}" * 5000, "nested too deeply"),
+        ('{"a":' * 101 + "1" + "}" * 101, "nested too deeply"),
         ("{" + " " * 2**21 + "}", "more than 1,048,576"),
         ('{"model_type": "llama", "hidden_size": ' + "9" * 5000 + "}", "is not JSON"),
         ('{"model_type": "llama", "hidden_size": NaN}', "hidden_size"),

@@ -480,6 +480,7 @@ HOSTILE = (
     "<img src=x onerror=alert(1)>",
     "</textarea><script>alert(1)</script>",
     '{"model_type": "<img src=x onerror=alert(1)>"}',
+    '{"a":' * 3000,  # one call of the parser for each would end Python
     '{"a": "\'\\"\u202e\u200f\x00😀"}',
 )
 

@@ -11,6 +11,7 @@ Ignores: what the values mean; the calculators check that.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from servelab import hardware, models
@@ -21,6 +22,7 @@ from servelab.units import format_bytes
 #: The option that stands for a configuration in the field beside it.
 PASTED = "pasted"
 _MOST_TEXT = 2**20  # characters of a pasted configuration
+_MOST_DEPTH = 100
 
 
 def chip_choice(value: str = "h100-sxm-80gb") -> Choice:
@@ -82,6 +84,11 @@ def model_of(values: Values) -> ModelSpec:
         )
     if not pasted.startswith("{"):
         raise ValueError(f"config.json must begin with a brace, got {pasted[:40]!r}")
+    depth = 0
+    for bracket in re.findall(r"[][{}]", pasted):
+        depth += 1 if bracket in "[{" else -1
+        if depth > _MOST_DEPTH:  # in a browser the parser's recursion would end Python itself
+            raise ValueError("config.json is nested too deeply: no configuration is")
     return models.parse(pasted)
 
 
