@@ -26,7 +26,7 @@ from servelab.serving.scheduler import Scheduler
 
 ROOT = Path(__file__).resolve().parents[1]
 EXERCISES = room.exercises()
-CELL = re.compile(r"```\{code-cell\} ipython3\n(?::tags: .*\n)?(.*?)```", re.DOTALL)
+CELL = re.compile(r"```\{code-cell\} ipython3\n(?::tags: [^\n]*\n)?(.*?)```", re.DOTALL)
 
 each = pytest.mark.parametrize("one", EXERCISES, ids=[one.id for one in EXERCISES])
 

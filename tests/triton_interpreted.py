@@ -164,7 +164,8 @@ def test_what_gpu_check_measures_it_measures_of_anything() -> None:
     steps = measure_steps(ModelSpec.from_config(CONFIG), 1, 20, device="cpu", samples=1)
     for series in (heads, steps):
         assert [len(m.seconds) for m in series.values()] == [3, 3]
-        assert len(json.loads(Record("2026-01-01", DEVICE, (*series.values(),)).to_json())) == 5
+        document = json.loads(Record("2026-01-01", DEVICE, (*series.values(),)).to_json())
+        assert len(document["measurements"]) == len(series) == 2
     assert steps["graph_step_bandwidth"].shape == (1, 20, 2, 64)
 
 

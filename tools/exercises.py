@@ -57,6 +57,12 @@ ROLES = (
 )
 
 
+INTRODUCTION = (
+    "Each exercise has a cell. Put your answer in the place of the dots and run it; it says at "
+    "once whether the answer is right and, if not, which mistake it looks like."
+)
+
+
 def section(text: str) -> str:
     """Return the exercises of a chapter's Markdown, nothing if it has none."""
     _, found, rest = text.partition("\n## Exercises\n")
@@ -85,7 +91,8 @@ def plain(text: str, chapter: int) -> str:
     )
     for pattern, said in ROLES:
         text = re.sub(pattern, said, text, flags=re.MULTILINE)
-    return text
+    # What the chapter says of its page has no place in a notebook.
+    return re.sub(r"(?s)^\s*Each exercise has a cell\..*?\n\n", f"\n{INTRODUCTION}\n\n", text)
 
 
 def student_notebook(page: Path) -> Any:
