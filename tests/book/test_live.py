@@ -491,7 +491,7 @@ def test_text_of_a_form_never_becomes_html(fresh: Visit, address: str) -> None:
     panel = fresh.tab.locator("servelab-panel[name=memory]")
     panel.get_by_label("Model", exact=True).select_option("pasted")
     for hostile in HOSTILE:
-        panel.get_by_label("config.json", exact=True).fill(hostile)
+        panel.get_by_label("config.json").fill(hostile)
         fresh.settled()
         expect(panel.locator(".panel-words.live-error")).to_be_visible(timeout=START_LIMIT)
     assert not panel.locator("img, script").count()
