@@ -130,8 +130,9 @@ def site() -> Counter[str]:
 
 
 def live() -> Counter[str]:
-    # A file to a worker: one drives a browser, the other Node.
-    return pytest("live", "-n", str(WORKERS), "--dist=loadfile", *LIVE_TESTS)
+    in_node, in_browser = LIVE_TESTS
+    # The first starts a Node for each core itself.
+    return pytest("node", in_node) + pytest("browser", "-n", str(WORKERS), in_browser)
 
 
 STAGES: dict[str, Callable[[], Counter[str]]] = {
