@@ -15,7 +15,7 @@ from servelab.decoder.triton_attention import TritonAttention
 from servelab.models import ModelSpec
 from servelab.paging import NULL_BLOCK, PoolShape
 from servelab.serving import Engine, SamplingParams
-from tests.triton_steps import random_step
+from tests.triton_steps import CONFIG, random_step
 
 pytestmark = pytest.mark.gpu
 
@@ -127,17 +127,6 @@ def test_both_backends_give_a_model_the_same_logits() -> None:
         store.data.copy_(before)
         logits = model.forward(batch, store.data, TritonAttention("cuda"), last)
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-3)
-
-
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "vocab_size": 50,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 
 
 def served(model: PagedDecoder, attention: str) -> list[list[int]]:

@@ -19,22 +19,13 @@ from servelab.measure import Record, probe
 from servelab.models import Attention, ModelSpec
 from servelab.paging import NULL_BLOCK, PoolShape
 from servelab.serving import Engine, SamplingParams
-from tests.triton_steps import Step, random_step
+from tests.triton_steps import CONFIG, Step, random_step
 from tools.gpu_check import measure_attention, measure_steps
 
 assert triton_kernels.INTERPRETED, "run me with TRITON_INTERPRET=1"
 
 DEVICE = probe()
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "vocab_size": 50,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 MIXED = [(1, 0), (1, 70), (1, 15), (5, 3), (18, 40)]
 
 

@@ -12,6 +12,17 @@ from servelab.decoder.attention import StepBatch
 #: In the tail of a table row, behind its context: a block that no pool has.
 NO_BLOCK = 2**31 - 1
 
+# A model small enough for the interpreter.
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "vocab_size": 50,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
 
 @dataclass
 class Step:

@@ -77,16 +77,7 @@ class LogAxes:
 
 def _grid(x: float, y: float, x2: float, y2: float) -> str:
     """Return a line that may pass behind text."""
-    return element(
-        "line",
-        x1=x,
-        y1=y,
-        x2=x2,
-        y2=y2,
-        stroke="currentColor",
-        stroke_opacity=0.18,
-        stroke_width=0.8,
-    )
+    return rule(x, y, x2, y2, opacity=0.18)
 
 
 def decades(low: float, high: float) -> list[float]:

@@ -199,7 +199,9 @@ def fill(x: float, y: float, width: float, height: float, colours: Iterable[str]
     return body
 
 
-def rule(x: float, y: float, x2: float, y2: float, dashed: bool = False) -> str:
+def rule(
+    x: float, y: float, x2: float, y2: float, dashed: bool = False, opacity: float = _FAINT
+) -> str:
     """Return a thin line in the page's colour."""
     return element(
         "line",
@@ -208,7 +210,7 @@ def rule(x: float, y: float, x2: float, y2: float, dashed: bool = False) -> str:
         x2=x2,
         y2=y2,
         stroke="currentColor",
-        stroke_opacity=_FAINT,
+        stroke_opacity=opacity,
         stroke_width=0.8,
         stroke_dasharray="3 2" if dashed else None,
     )

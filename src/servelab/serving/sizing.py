@@ -67,8 +67,7 @@ class RankRunner(RooflineRunner):
     def execute(self, plan: Plan) -> StepResult:
         """Return the step as `RooflineRunner` does, the time on the link added."""
         result = super().execute(plan)
-        tokens = sum(row.new_tokens for row in plan.rows)
-        return replace(result, seconds=result.seconds + self.link_seconds(tokens))
+        return replace(result, seconds=result.seconds + self.link_seconds(plan.num_new_tokens))
 
     def link_seconds(self, tokens: int) -> float:
         """Return the time that the all-reduces of a step take."""
