@@ -118,6 +118,16 @@ def test_littles_law_holds_of_the_formula() -> None:
         assert said.held_tokens / said.sequences == pytest.approx(1000 + 201 / 2, abs=1)
 
 
+def test_equal_prompts_queue_as_in_m_d_1() -> None:
+    """Equal service times wait for half of what random ones would: rho d / (2 (1 - rho))."""
+    found = estimate(Replica(SPEC, H100), poisson(1.0, [(1000, 101)]), rate=15.0)
+    assert found is not None
+    share = found.prefill_share
+    debt, step = share / found.rate, found.tpot_seconds * (1 - share)
+    queue = share * debt / (2 * (1 - share))
+    assert found.ttft_seconds == pytest.approx(queue + debt + 1.5 * step, rel=1e-9)
+
+
 def test_a_hit_spares_the_prefill_and_nothing_else() -> None:
     replica, trace = Replica(SPEC, H100), poisson(1.0, [(8000, 100)])
     cold, warm = (estimate(replica, trace, 2.0, hit_rate=hit) for hit in (0.0, 0.75))
@@ -167,6 +177,14 @@ def test_each_request_is_served_once_by_the_replica_of_its_router() -> None:
     assert [len(run.served) for run in lone.runs] == [60]
     assert lone.ttft_seconds(99) == serve(Replica(SPEC, H100), trace).ttft_seconds(99)
     assert found.ttft_seconds(50) == percentile([one.ttft_seconds for one in found.served], 50)
+
+
+def test_the_most_users_of_a_replica_are_those_at_one_time() -> None:
+    """Three overlap, two come alone much later."""
+    times = (0.0, 0.001, 0.002, 100.0, 200.0)
+    trace = Trace("five", tuple(Arrival(seconds, 100, 50) for seconds in times))
+    assert serve(Replica(SPEC, H100), trace).peak_users == 3
+    assert serve(Replica(SPEC, H100), trace, 3).peak_users == 1
 
 
 def test_the_size_is_the_least_from_wherever_the_search_starts() -> None:
