@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 
 from servelab import hardware, models
-from servelab.serving import Engine, RooflineRunner, percentile, simulate, traces
+from servelab.serving import Engine, RooflineRunner
+from servelab.simulation import percentile, simulate, traces
 from servelab.units import format_seconds
 
 

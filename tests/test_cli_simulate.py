@@ -12,7 +12,8 @@ import pytest
 
 from servelab import hardware, memory, models
 from servelab.cli import main
-from servelab.serving import Engine, RooflineRunner, percentile, poisson, simulate
+from servelab.serving import Engine, RooflineRunner
+from servelab.simulation import percentile, poisson, simulate
 
 Run = Callable[[str], tuple[int, str, str]]
 LOAD = "simulate qwen3-8b --hw a100-sxm-40gb --rate 30 --requests 60 --prompt 300 --output 20"

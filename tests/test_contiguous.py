@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servelab.paging.buddy import BuddyAllocator
-from servelab.paging.layouts import (
+from servelab.allocation.buddy import BuddyAllocator
+from servelab.allocation.layouts import (
     RESERVATIONS,
     ContiguousCache,
     Occupancy,

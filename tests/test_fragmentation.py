@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servelab.paging.layouts import RESERVATIONS, ContiguousCache, PagedCache
-from servelab.serving.fragmentation import (
+from servelab.allocation.fragmentation import (
     ALLOCATORS,
     PAPER_SHARES,
     block_sizes,
@@ -16,7 +15,8 @@ from servelab.serving.fragmentation import (
     figure_2,
     paper_tokens,
 )
-from servelab.serving.lengths import (
+from servelab.allocation.layouts import RESERVATIONS, ContiguousCache, PagedCache
+from servelab.allocation.lengths import (
     Quantiles,
     Workload,
     fill,
@@ -24,7 +24,7 @@ from servelab.serving.lengths import (
     sharegpt,
     short_instructions,
 )
-from servelab.serving.saturation import saturate
+from servelab.allocation.saturation import saturate
 
 WEIGHTS = live_lengths(sharegpt())
 MEAN_LENGTH = sum(length * weight for length, weight in enumerate(WEIGHTS))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from servelab.serving.lengths import (
+from servelab.allocation.lengths import (
     LogNormal,
     Quantiles,
     Workload,

@@ -13,8 +13,9 @@ from servelab.explore import Job, timeline
 from servelab.explore.state import RunEvent
 from servelab.live import batching
 from servelab.live.panel import Choice, Slider
-from servelab.serving import Arrival, Engine, Trace, simulate
+from servelab.serving import Engine
 from servelab.serving.events import Finished, Planned, Preempted
+from servelab.simulation import Arrival, Trace, simulate
 
 ROWS = [
     "steps",

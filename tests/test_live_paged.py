@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from servelab.allocation.layouts import Occupancy
 from servelab.explore import Load, blocks_in, count_blocks, occupancies
 from servelab.explore.pool import blocks_of
 from servelab.live import paged, pool
@@ -17,7 +18,6 @@ from servelab.live.pool import OPENING, Play, Setup
 from servelab.live.questions import questions
 from servelab.live.scenarios import KINDS, SCENARIOS, Recorded, recorded
 from servelab.paging import NULL_BLOCK, BlockPool, BlockTable, OutOfBlocks, PoolState, PrefixCache
-from servelab.paging.layouts import Occupancy
 from servelab.serving.events import Admitted, Finished, Forked, Planned, Preempted
 
 each_scenario = pytest.mark.parametrize("name", SCENARIOS)

@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt  # after the choice of backend
 
-from servelab.paging.layouts import ContiguousCache
+from servelab.allocation.layouts import ContiguousCache
 from servelab.plots import occupancy
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from servelab import hardware, models
 from servelab.plots import serving
-from servelab.serving import Engine, RooflineRunner, Simulation, percentile, poisson, simulate
+from servelab.serving import Engine, RooflineRunner
+from servelab.simulation import Simulation, percentile, poisson, simulate
 
 
 def test_a_budget_has_a_gap_on_the_left_and_a_ttft_on_the_right_in_milliseconds() -> None:

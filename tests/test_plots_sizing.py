@@ -9,7 +9,7 @@ import pytest
 
 from servelab import hardware, models
 from servelab.plots import sizing
-from servelab.serving import Point, Replica
+from servelab.simulation import Point, Replica
 
 ONE = Replica(models.get("qwen3-8b"), hardware.get("l4"))
 

@@ -21,6 +21,8 @@ ROOMS: dict[str, set[str]] = {
     "logs": set(),
     "paging": set(),
     "serving": set(),
+    "simulation": set(),
+    "allocation": set(),
     "explore": set(),
     "live": set(),
     "decoder": {"torch", "numpy", "safetensors", "tokenizers", "triton"},

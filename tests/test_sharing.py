@@ -4,8 +4,8 @@ from itertools import islice
 
 import pytest
 
-from servelab.serving.lengths import sharegpt, short_instructions
-from servelab.serving.sharing import beam_bound, beam_sharing, parallel_sharing
+from servelab.allocation.lengths import sharegpt, short_instructions
+from servelab.allocation.sharing import beam_bound, beam_sharing, parallel_sharing
 
 
 def by_arithmetic(prompt: int, output: int, samples: int, size: int) -> tuple[int, int, int]:

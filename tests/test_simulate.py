@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from servelab import hardware, memory, models
+from servelab.allocation.hits import engine_hit_rate
 from servelab.paging import BlockTable, PoolShape
 from servelab.roofline import step_cost, time_bound
 from servelab.serving import (
-    Arrival,
     Engine,
     EngineClosed,
     Plan,
@@ -24,15 +24,10 @@ from servelab.serving import (
     Row,
     SamplingParams,
     Sequence,
-    Trace,
     beam_search,
-    percentile,
-    poisson,
-    simulate,
-    traces,
 )
-from servelab.serving.hits import engine_hit_rate
 from servelab.serving.roofline_runner import PCIE_4_BYTES_PER_SECOND
+from servelab.simulation import Arrival, Trace, percentile, poisson, simulate, traces
 
 SPEC = models.get("qwen3-8b")
 CHIP = hardware.get("a100-sxm-40gb")
@@ -128,7 +123,8 @@ def test_efficiency_and_overhead():
 
 SCRIPT = """
 from servelab import hardware, models
-from servelab.serving import Engine, RooflineRunner, poisson, simulate
+from servelab.serving import Engine, RooflineRunner
+from servelab.simulation import poisson, simulate
 spec, chip = models.get("qwen3-8b"), hardware.get("a100-sxm-40gb")
 trace = poisson(40.0, [(100 + 7 * n % 500, 5 + n % 30) for n in range(120)], seed=9)
 print(repr(simulate(Engine(RooflineRunner(spec, chip), num_blocks=300), trace)))

@@ -10,12 +10,11 @@ from servelab.check.grading import Prediction, grade, report, simulated
 from servelab.hardware import Accelerator
 from servelab.models.parallel import rank
 from servelab.roofline import step_cost, time_bound
-from servelab.serving import (
+from servelab.serving import Engine, RooflineRunner
+from servelab.simulation import (
     Arrival,
-    Engine,
     RankRunner,
     Replica,
-    RooflineRunner,
     Targets,
     Trace,
     agent_sessions,

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from servelab.allocation.hits import engine_hit_rate, plain_hit_rate
 from servelab.paging import OutOfBlocks
-from servelab.serving import Arrival, BadTrace, Trace, poisson, read_trace, traces
-from servelab.serving.hits import engine_hit_rate, plain_hit_rate
+from servelab.simulation import Arrival, BadTrace, Trace, poisson, read_trace, traces
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 ROW = "2023-11-16 18:15:46.6805900,374,44"

@@ -42,6 +42,8 @@ ROOMS = (
     "logs",
     "paging",
     "serving",
+    "simulation",
+    "allocation",
     "explore",
     "live",
     "check",

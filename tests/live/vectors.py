@@ -6,7 +6,7 @@ Run as it is in CPython and in the browser's Python; ends with the JSON text of 
 import json
 from itertools import product
 
-from servelab import hardware, logs, memory, models, paging, roofline, serving, units
+from servelab import hardware, logs, memory, models, paging, roofline, serving, simulation, units
 
 answers: dict[str, str] = {}
 
@@ -34,8 +34,8 @@ def blocks(spec, chip, engine):
 
 
 def served(spec, chip):
-    load = serving.Trace("three", tuple(serving.Arrival(i / 10, 500, 20) for i in range(3)))
-    served = serving.simulate(serving.Engine(serving.RooflineRunner(spec, chip)), load).served
+    load = simulation.Trace("three", tuple(simulation.Arrival(i / 10, 500, 20) for i in range(3)))
+    served = simulation.simulate(serving.Engine(serving.RooflineRunner(spec, chip)), load).served
     # Python 3.12 and later round a sum of floats otherwise, in the last digits.
     return [
         (one.output_tokens, f"{one.ttft_seconds:.9g}", f"{one.latency_seconds:.9g}")

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from functools import cache
 
 from servelab import hardware, models, roofline
+from servelab.allocation import fragmentation, lengths
 from servelab.check.exercise import Exercise, Number, Wrong
 from servelab.check.function import Function
 from servelab.paging.pool import PoolShape
-from servelab.serving import fragmentation, lengths
 
 _BATCHES = {"max": 7, "paged": 35}  # that run at once, of the chapter's first figure
 

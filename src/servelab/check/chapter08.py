@@ -9,7 +9,7 @@ from servelab import hardware, models
 from servelab.check.exercise import Exercise, Number, Option, Pick, Wrong
 from servelab.check.function import Function
 from servelab.roofline import Pricer
-from servelab.serving import traces
+from servelab.simulation import traces
 
 Admitted = list[tuple[int, int]]
 

@@ -4,7 +4,7 @@ Models: five numbers that whoever sizes a service commits to: users at once, mea
 chips, and which resource limits. Numbers are right within a share of what was simulated; the
 resource is right where it is the one whose double relieves most.
 
-Assumes: a `servelab.serving.service.Sizing`, whose means leave out the filling and the draining.
+Assumes: a `servelab.simulation.service.Sizing`, whose means leave out the filling and the draining.
 
 Ignores: how the prediction was made.
 """
@@ -17,7 +17,7 @@ from numbers import Real
 from types import EllipsisType
 
 from servelab.check.values import shown
-from servelab.serving.service import Sizing
+from servelab.simulation import Sizing
 from servelab.units import format_seconds, table
 
 #: By how much of the simulated value a prediction may be off.
@@ -60,8 +60,8 @@ def grade(predicted: Prediction, sizing: Sizing) -> dict[str, str]:
     It never raises, whatever the fields hold.
 
     >>> from servelab import hardware, models
-    >>> from servelab.serving import Targets, poisson, size
-    >>> from servelab.serving import Replica
+    >>> from servelab.simulation import Targets, poisson, size
+    >>> from servelab.simulation import Replica
     >>> replica = Replica(models.get("qwen3-8b"), hardware.get("h100-sxm-80gb"))
     >>> found = size(replica, poisson(40.0, [(1000, 50)] * 100), Targets(0.2, 0.02))
     >>> grade(Prediction(chips=1, limit="link"), found)["limit"]

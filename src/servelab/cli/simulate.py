@@ -10,23 +10,15 @@ from pathlib import Path
 import click
 
 from servelab import units
+from servelab.allocation.lengths import sharegpt
 from servelab.cli import options
 from servelab.cli.configs import no_file
 from servelab.cli.output import answer
 from servelab.cli.simulated import text, values
 from servelab.hardware import Accelerator
 from servelab.models import ModelSpec
-from servelab.serving import (
-    Engine,
-    RooflineRunner,
-    Simulation,
-    Trace,
-    poisson,
-    read_trace,
-    simulate,
-    traces,
-)
-from servelab.serving.lengths import sharegpt
+from servelab.serving import Engine, RooflineRunner
+from servelab.simulation import Simulation, Trace, poisson, read_trace, simulate, traces
 
 
 def _source(text: str) -> Callable[[int | None], Trace]:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from servelab.cli.output import wrapped
-from servelab.serving import RooflineRunner, Simulation, percentile
+from servelab.serving import RooflineRunner
+from servelab.simulation import Simulation, percentile
 from servelab.units import format_bytes, format_seconds, table
 
 _PERCENTS = (50, 90, 99)

@@ -15,6 +15,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from servelab.allocation.layouts import (
+    RESERVATIONS,
+    CacheLayout,
+    ContiguousCache,
+    Occupancy,
+    PagedCache,
+)
 from servelab.explore.pool import counted
 from servelab.explore.svg import (
     NEUTRAL,
@@ -30,13 +37,6 @@ from servelab.explore.svg import (
     picture,
     text,
     text_width,
-)
-from servelab.paging.layouts import (
-    RESERVATIONS,
-    CacheLayout,
-    ContiguousCache,
-    Occupancy,
-    PagedCache,
 )
 from servelab.units import check_fields, format_count
 

@@ -26,8 +26,9 @@ from servelab.explore.pool import counted
 from servelab.explore.state import RunEvent
 from servelab.live.panel import Answer, Choice, Panel, Slider, Values, among, table_html
 from servelab.paging import Event
-from servelab.serving import Engine, RooflineRunner, SamplingParams, poisson
+from servelab.serving import Engine, RooflineRunner, SamplingParams
 from servelab.serving.events import Planned
+from servelab.simulation import poisson
 from servelab.units import format_seconds
 
 _PROMPT_TOKENS, _MEAN_OUTPUT_TOKENS, _MOST_OUTPUT_TOKENS = 48, 12, 80

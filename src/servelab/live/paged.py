@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from functools import lru_cache
 
+from servelab.allocation.layouts import Occupancy
 from servelab.explore import (
     Cursor,
     Fit,
@@ -37,7 +38,6 @@ from servelab.live.blocks import block_choice, block_options, chosen_block, list
 from servelab.live.panel import Answer, Button, Choice, Panel, Slider, Switch, Values, among
 from servelab.live.questions import Question, questions
 from servelab.live.scenarios import KINDS, SCENARIOS, Recorded, recorded
-from servelab.paging.layouts import Occupancy
 from servelab.serving.events import Submitted
 
 _NO_GUESS = ("", "choose")

@@ -1,7 +1,6 @@
 """The paged KV cache: blocks, tables that share them, a prefix cache; every change an event.
 
-Read: pool, table, index, prefix; then events, forms. What chapter 5 measures paging against:
-layouts, buddy.
+Read: pool, table, index, prefix; then events, forms.
 """
 
 from servelab.paging.events import Event, PoolState, replay, rewind

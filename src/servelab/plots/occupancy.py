@@ -1,7 +1,7 @@
 """Figures of a cache's memory: what its slots are for, over time and on average.
 
-Models: nothing of its own. Parts come from `servelab.paging.layouts` and what
-`servelab.serving.fragmentation` measured; these functions only draw them.
+Models: nothing of its own. Parts come from `servelab.allocation.layouts` and what
+`servelab.allocation.fragmentation` measured; these functions only draw them.
 
 Assumes: the parts of a bar add up to the whole, or are fewer because the source gives no more.
 

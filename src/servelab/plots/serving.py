@@ -1,7 +1,7 @@
 """Figures of an engine under load: what its token budget trades, what pre-emption costs, and how
 latency and throughput follow the rate of requests.
 
-Models: nothing of its own. Times come from `servelab.roofline` and `servelab.serving`; these
+Models: nothing of its own. Times come from `servelab.roofline` and `servelab.simulation`; these
 functions only draw them.
 
 Assumes: seconds in, milliseconds or seconds on the axes, as their labels say.
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from servelab.plots.style import COLORS, CYCLE, MARKERS, new_figure, styled
-from servelab.serving import Simulation, percentile
+from servelab.simulation import Simulation, percentile
 
 
 def budget_trade(
@@ -94,7 +94,8 @@ def load_sweep(runs: Mapping[float, Simulation], capacity: float) -> Figure:
     Returns: the figure. Raises: ``ValueError`` for no runs.
 
     >>> from servelab import hardware, models
-    >>> from servelab.serving import Engine, RooflineRunner, poisson, simulate
+    >>> from servelab.serving import Engine, RooflineRunner
+    >>> from servelab.simulation import poisson, simulate
     >>> runner = RooflineRunner(models.get("qwen3-8b"), hardware.get("h100-sxm-80gb"))
     >>> run = simulate(Engine(runner), poisson(4.0, [(100, 5)] * 3))
     >>> figure = load_sweep({4.0: run}, capacity=30.0)

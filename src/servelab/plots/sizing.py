@@ -1,6 +1,6 @@
 """Figures of a service that is being sized: what its users see against what its chips yield.
 
-Models: nothing of its own. Points come from `servelab.serving.service`; this only draws them.
+Models: nothing of its own. Points come from `servelab.simulation.service`; this only draws them.
 
 Assumes: seconds in, milliseconds on the axis.
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from servelab.plots.style import COLORS, CYCLE, MARKERS, new_figure, styled
-from servelab.serving import Point, pareto_front
+from servelab.simulation import Point, pareto_front
 
 
 def latency_throughput(points: Mapping[str, Sequence[Point]]) -> Figure:
@@ -23,7 +23,7 @@ def latency_throughput(points: Mapping[str, Sequence[Point]]) -> Figure:
     Returns: the figure. Raises: ``ValueError`` for no points.
 
     >>> from servelab import hardware, models
-    >>> from servelab.serving import Replica
+    >>> from servelab.simulation import Replica
     >>> one = Replica(models.get("qwen3-8b"), hardware.get("l4"))
     >>> figure = latency_throughput({"a": [Point(one, 0.05, 20.0, False)]})
     >>> [float(x) for x in figure.axes[0].lines[0].get_xdata()]

@@ -1,8 +1,7 @@
 """Serving: requests, the scheduler that batches them, and the engine that drives a runner.
 
-Read: request, plan, scheduler, commit, engine, with params and limits at hand; then beam, events. A
-predicted clock: roofline_runner, traces, simulation; how many replicas it takes: sizing, service,
-sessions. Experiments of chapters 5 and 7: lengths, saturation, fragmentation, sharing, hits.
+Read: request, plan, scheduler, commit, engine, with params and limits at hand; then beam, events.
+Runners that compute tokens are in the room `decoder`; roofline_runner predicts the times instead.
 """
 
 from servelab.serving.beam import beam_search
@@ -27,41 +26,13 @@ from servelab.serving.request import (
 )
 from servelab.serving.roofline_runner import RooflineRunner
 from servelab.serving.scheduler import Counters
-from servelab.serving.service import (
-    Point,
-    Service,
-    Sizing,
-    operate,
-    pareto_front,
-    serve,
-    size,
-)
-from servelab.serving.sessions import agent_sessions
-from servelab.serving.simulation import Served, Simulation, percentile, simulate
-from servelab.serving.sizing import (
-    Estimate,
-    Least,
-    RankRunner,
-    Replica,
-    Targets,
-    estimate,
-    least_replicas,
-)
-from servelab.serving.traces import Arrival, BadTrace, Trace, poisson, read_trace
 
 __all__ = [
-    "Arrival",
-    "BadTrace",
     "CompletionOutput",
     "Counters",
     "Engine",
     "EngineClosed",
-    "Estimate",
-    "Least",
     "Plan",
-    "Point",
-    "RankRunner",
-    "Replica",
     "Request",
     "RequestOutput",
     "RooflineRunner",
@@ -71,27 +42,10 @@ __all__ = [
     "RunnerTaken",
     "SamplingParams",
     "Sequence",
-    "Served",
-    "Service",
-    "Simulation",
-    "Sizing",
     "State",
     "StepResult",
-    "Targets",
     "Times",
     "Tokenizer",
-    "Trace",
-    "agent_sessions",
     "beam_search",
-    "estimate",
-    "least_replicas",
-    "operate",
-    "pareto_front",
-    "percentile",
-    "poisson",
-    "read_trace",
-    "serve",
-    "simulate",
-    "size",
     "uniform",
 ]

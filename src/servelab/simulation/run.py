@@ -1,4 +1,4 @@
-"""A whole service on a simulated clock: a trace in, latencies and throughput out.
+"""One engine on a simulated clock: a trace in, latencies and throughput out.
 
 Models: the engine as it serves, step by step: requests are added when their time has come, a step
 takes what the runner predicts, and where nothing is left to do the clock jumps to the next arrival.
@@ -24,7 +24,7 @@ from servelab.serving.params import SamplingParams
 from servelab.serving.request import Accepted, RequestOutput
 from servelab.serving.roofline_runner import RooflineRunner
 from servelab.serving.scheduler import Counters
-from servelab.serving.traces import Arrival, Trace
+from servelab.simulation.traces import Arrival, Trace
 
 _GREEDY = SamplingParams(temperature=0)
 
@@ -180,7 +180,7 @@ def simulate(
     Raises: ``TypeError`` for another runner, ``ValueError`` for an engine that has served before.
 
     >>> from servelab import hardware, models
-    >>> from servelab.serving import poisson
+    >>> from servelab.simulation import poisson
     >>> runner = RooflineRunner(models.get("qwen3-8b"), hardware.get("a100-sxm-40gb"))
     >>> run = simulate(Engine(runner), poisson(4.0, [(1000, 50)] * 100))
     >>> len(run.served), f"{percentile(run.ttft_seconds, 50) * 1e3:.1f} ms"

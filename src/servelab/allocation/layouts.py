@@ -9,7 +9,7 @@ three guesses at its length; `PagedCache` takes blocks when tokens come.
 Assumes: a layout is told each sequence's output length. Only the oracle and the accounting use it:
 what is reserved and what is wasted differ only in hindsight.
 
-Ignores: time, and sharing between sequences (`servelab.serving.sharing` measures it).
+Ignores: time, and sharing between sequences (`servelab.allocation.sharing` measures it).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from itertools import count
 from types import MappingProxyType
 from typing import Protocol
 
-from servelab.paging.buddy import BuddyAllocator
+from servelab.allocation.buddy import BuddyAllocator
 from servelab.paging.pool import BlockPool, CorruptPool, OutOfBlocks
 from servelab.paging.table import BlockTable
 from servelab.units import check_count, check_fields, check_number

@@ -20,9 +20,9 @@ from statistics import mean, stdev
 from types import MappingProxyType
 
 from servelab import hardware, memory, models
-from servelab.paging.layouts import RESERVATIONS, CacheLayout, ContiguousCache, PagedCache
-from servelab.serving.lengths import Workload
-from servelab.serving.saturation import SaturatedRun, saturate
+from servelab.allocation.layouts import RESERVATIONS, CacheLayout, ContiguousCache, PagedCache
+from servelab.allocation.lengths import Workload
+from servelab.allocation.saturation import SaturatedRun, saturate
 from servelab.units import GiB, size_bytes
 
 #: The four allocators, in the order of the figure.
@@ -110,7 +110,7 @@ def figure_2(
 
     Source: Kwon et al. 2023, Figure 2; definitions of the parts from the artifact's scheduler.
 
-    >>> from servelab.serving.lengths import sharegpt
+    >>> from servelab.allocation.lengths import sharegpt
     >>> result = figure_2(sharegpt(), seeds=[0, 1], steps=2_000, allocators=["paged"])
     >>> 95 < result["paged"].percent("held") < 98
     True
@@ -136,7 +136,7 @@ def block_sizes(
 ) -> dict[int, SaturatedRun]:
     """Return the run of a paged cache of the paper's size for each block size.
 
-    >>> from servelab.serving.lengths import sharegpt
+    >>> from servelab.allocation.lengths import sharegpt
     >>> runs = block_sizes(sharegpt(), [16, 256], steps=1_000)
     >>> runs[16].fill > 0.97, runs[256].fill < 0.85
     (True, True)

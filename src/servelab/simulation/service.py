@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
 
-from servelab.serving.simulation import Served, Simulation, percentile, simulate
-from servelab.serving.sizing import Replica, Resource, Targets
-from servelab.serving.traces import Arrival, Trace
+from servelab.simulation.run import Served, Simulation, percentile, simulate
+from servelab.simulation.sizing import Replica, Resource, Targets
+from servelab.simulation.traces import Arrival, Trace
 from servelab.units import check_count
 
 Router = Callable[[int, Arrival], int]
@@ -145,7 +145,7 @@ def serve(
     Raises: as `Engine`; ``ValueError`` where no request can be served.
 
     >>> from servelab import hardware, models
-    >>> from servelab.serving import poisson
+    >>> from servelab.simulation import poisson
     >>> replica = Replica(models.get("qwen3-8b"), hardware.get("h100-sxm-80gb"))
     >>> found = serve(replica, poisson(8.0, [(1000, 50)] * 100), replicas=2)
     >>> len(found.served), f"{found.tpot_seconds(50) * 1e3:.2f} ms"
@@ -204,7 +204,7 @@ def size(
     too long for any.
 
     >>> from servelab import hardware, models
-    >>> from servelab.serving import poisson
+    >>> from servelab.simulation import poisson
     >>> replica = Replica(models.get("qwen3-8b"), hardware.get("h100-sxm-80gb"))
     >>> trace = poisson(60.0, [(1000, 100)] * 200)
     >>> found = size(replica, trace, Targets(ttft_seconds=0.2, tpot_seconds=0.010))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 
-from servelab.serving.traces import MOONCAKE_BLOCK_TOKENS, Arrival, Trace
+from servelab.simulation.traces import MOONCAKE_BLOCK_TOKENS, Arrival, Trace
 from servelab.units import check_count, check_positive
 
 

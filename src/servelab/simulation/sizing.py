@@ -8,8 +8,8 @@ Assumes: arrivals at random, spread evenly over replicas; every request like the
 but for prompts, which queue as they are. Ranks of tensor parallelism do the same at the same time,
 and their all-reduces overlap with nothing.
 
-Ignores: the tail. Means are what a formula can say; percentiles are for `servelab.serving.service`.
-Blocks that requests share are counted once for each of them.
+Ignores: the tail. Means are what a formula can say; percentiles are for
+`servelab.simulation.service`. Blocks that requests share are counted once for each of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from servelab.roofline import Precision, step_time
 from servelab.serving.engine import Engine
 from servelab.serving.plan import Plan, StepResult
 from servelab.serving.roofline_runner import RooflineRunner
-from servelab.serving.traces import Trace
+from servelab.simulation.traces import Trace
 from servelab.units import check_count, check_number, check_positive
 
 Resource = Literal["capacity", "bandwidth", "compute", "link", "places"]
@@ -205,7 +205,7 @@ def estimate(replica: Replica, trace: Trace, rate: float, hit_rate: float = 0.0)
     Raises: ``ValueError`` for a rate or share out of range, a replica that holds no model.
 
     >>> from servelab import hardware, models
-    >>> from servelab.serving import poisson
+    >>> from servelab.simulation import poisson
     >>> replica = Replica(models.get("qwen3-8b"), hardware.get("h100-sxm-80gb"))
     >>> found = estimate(replica, poisson(1.0, [(1000, 101)]), rate=10.0)
     >>> found.sequences, f"{found.tpot_seconds * 1e3:.2f} ms", f"{found.prefill_share:.2f}"
@@ -326,7 +326,7 @@ def least_replicas(
     Raises: as ``estimate``; ``ValueError`` where ``most`` replicas are too few.
 
     >>> from servelab import hardware, models
-    >>> from servelab.serving import poisson
+    >>> from servelab.simulation import poisson
     >>> replica = Replica(models.get("qwen3-8b"), hardware.get("l4"))
     >>> targets = Targets(ttft_seconds=1.0, tpot_seconds=0.1)
     >>> found = least_replicas(replica, poisson(1.0, [(1000, 250)]), 10.0, targets)

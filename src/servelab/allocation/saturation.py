@@ -20,7 +20,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from servelab.paging.layouts import CacheLayout, Occupancy, mean_shares
+from servelab.allocation.layouts import CacheLayout, Occupancy, mean_shares
 from servelab.units import check_count
 
 
@@ -182,7 +182,7 @@ def saturate(
     end.
 
     >>> from itertools import repeat
-    >>> from servelab.paging.layouts import PagedCache
+    >>> from servelab.allocation.layouts import PagedCache
     >>> run = saturate(PagedCache(num_blocks=64, block_size=16), repeat((16, 32)), steps=400)
     >>> run.finished, round(run.fill, 3)
     (312, 0.797)

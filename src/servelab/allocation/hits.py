@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from servelab.paging import BlockPool, BlockTable, PrefixCache
-from servelab.serving.traces import Trace
+from servelab.simulation.traces import Trace
 from servelab.units import check_count
 
 
