@@ -5,14 +5,16 @@ A slot that was never written, or whose block belongs to somebody else, must not
 
 from __future__ import annotations
 
+import functools
 import random
+import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._inductor.utils import run_and_get_code
 
 from servelab import models
 from servelab.decoder import DenseDecoder, KvStore, PagedDecoder, TorchRunner, greedy
@@ -326,14 +328,8 @@ def test_a_device_that_does_not_answer_is_lost(
 def test_a_compiled_step_equals_the_dense_decoder(
     pairs: Pairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graph, its padding and the call out of it; `make bench` compares the generated code."""
-    trace = torch.compile
-
-    def without_code(step: torch.nn.Module, **options: Any) -> Any:
-        del options["options"]  # they are the code generator's
-        return trace(step, backend="eager", **options)
-
-    monkeypatch.setattr(torch, "compile", without_code)
+    """The graph, its padding and the call out of it; the next test has the generated code."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     dense = pairs["qwen3"][0]
     world = World(SpyRunner(paged_twin(dense), compile=True), 20, 4)
     for length in (5, 9, 3):
@@ -342,6 +338,26 @@ def test_a_compiled_step_equals_the_dense_decoder(
         rows = [world.row(sequence) for sequence in world.sequences]
         world.step(rows)
         check_rows(world, dense, rows)
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no bf16")
+def test_generated_code_holds_every_matrix_packed(pairs: Pairs) -> None:
+    """In torch 2.13 a freezing that does not take place says nothing."""
+    dense = pairs["llama-gqa"][0]
+    plain, compiled = (
+        World(SpyRunner(paged_twin(dense, dtype=torch.bfloat16), compile=flag), 20, 4)
+        for flag in (False, True)
+    )
+    for world in (plain, compiled):
+        sequence = world.add(range(8))
+        world.step([world.row(sequence, 7)])
+    _, (code,) = run_and_get_code(compiled.step, [compiled.row(compiled.sequences[0])])
+    plain.step([plain.row(plain.sequences[0])])
+    assert "_frozen_param" in code  # weights are constants of the graph,
+    assert not re.findall(r"extern_kernels\.\w+", code)  # and none is read in plain order
+    found, expected = compiled.runner.seen_logits, plain.runner.seen_logits
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, rtol=0, atol=float(expected.std()) / 20)
 
 
 @pytest.mark.parametrize("name", ["llama-mqa-biases", "llama-gqa"])  # with biases, and without

@@ -35,10 +35,22 @@ class _Call:
     model: PagedDecoder
 
 
+# Set while a step is compiled: as ``options`` of torch.compile, freezing has no effect (2.13).
+_INDUCTOR: dict[str, Any] = {
+    "freezing": True,  # weights are constants, packed in the order of their kernel
+    "max_autotune": True,  # which is the fastest of several, by trying them here
+    "max_autotune_gemm_backends": "CPP,ATEN",
+    "autotune_num_choices_displayed": 0,  # else it prints what each took,
+    "max_autotune_report_choices_stats": False,  # in two ways
+}
+
 _calls: list[_Call] = []  # the one that is running
 
+_library = torch.library.Library("servelab", "DEF")
+_library.define("attend_paged(Tensor q, Tensor keys, Tensor values, int layer) -> Tensor")
 
-@torch.library.custom_op("servelab::attend_paged", mutates_args=())
+
+@torch.library.impl(_library, "attend_paged", "CPU")
 def _attend(q: Tensor, keys: Tensor, values: Tensor, layer: int) -> Tensor:
     """Write and attend for the rows that are no padding; the others get 0. To the graph it is pure:
     the cache that it writes to is no tensor of the graph."""
@@ -47,10 +59,10 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, layer: int) -> Tensor:
     call.attention.write(cache, keys[:rows], values[:rows], call.batch)
     scale, window = call.model.head_dim**-0.5, call.model.windows[layer]
     read = call.attention.attend(cache, q[:rows], call.batch, scale, window)  # (R, H, d)
-    return F.pad(read, (0, 0, 0, 0, 0, len(q) - rows))  # (B, H, d)
+    return F.pad(read, (0, 0, 0, 0, 0, len(q) - rows)) if rows < len(q) else read  # (B, H, d)
 
 
-@_attend.register_fake
+@torch.library.register_fake("servelab::attend_paged", lib=_library)
 def _(q: Tensor, keys: Tensor, values: Tensor, layer: int) -> Tensor:
     return q.new_empty(q.shape)
 
@@ -96,9 +108,7 @@ class CompiledDecode:
 
     def __init__(self, model: PagedDecoder) -> None:
         self.model = model
-        self._step = torch.compile(
-            _Step(model), fullgraph=True, dynamic=False, options={"freezing": True}
-        )
+        self._step = torch.compile(_Step(model), fullgraph=True, dynamic=False)
 
     def logits(self, batch: StepBatch, cache: Tensor, attention: AttentionBackend) -> Tensor:
         """Return the logits (R, V) behind each row's one token."""
@@ -106,9 +116,10 @@ class CompiledDecode:
         padding = (0, bucket_of(rows) - rows)
         _calls.append(_Call(batch, cache, attention, self.model))
         try:
-            logits: Tensor = self._step(
-                F.pad(batch.tokens, padding), F.pad(batch.positions, padding)
-            )
+            with torch._inductor.config.patch(**_INDUCTOR):
+                logits: Tensor = self._step(
+                    F.pad(batch.tokens, padding), F.pad(batch.positions, padding)
+                )
         finally:
             _calls.pop()
         return logits[:rows]
