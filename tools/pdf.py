@@ -171,6 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
                 header_template="<span></span>",
                 footer_template=f"{number}</span>",
                 tagged=True,
+                outline=True,  # the bookmarks, from the headings
             )
     finally:
         whole.unlink()
