@@ -97,6 +97,15 @@ def test_saturated_decoding_reaches_the_bound_at_the_mean_batch():
     assert done.output_tokens_per_second == pytest.approx(batch / step_seconds, rel=0.01)
 
 
+@pytest.mark.parametrize(("apart_seconds", "unfinished"), [(1e-4, 5), (100.0, 1)])
+def test_who_is_unfinished_at_the_last_arrival_tells_an_overload(apart_seconds, unfinished):
+    arrivals = [Arrival(place * apart_seconds, 100, 20) for place in range(5)]
+    too_long = Arrival(0.0, 10**6, 1)  # refused: it never was in the system
+    done = run(Trace("five", (too_long, *arrivals)))
+    assert len(done.refused) == 1
+    assert done.unfinished_at_last_arrival == unfinished
+
+
 def test_littles_law_without_an_identity():
     """Requests in the system as an observer counts them, at times that are nobody's."""
     done = run(poisson(8.0, lengths(700), seed=4))

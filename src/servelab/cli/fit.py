@@ -37,7 +37,7 @@ from servelab.units import format_bytes, format_seconds
     type=click.Choice(memory.ENGINES),
     default="vllm",
     show_default=True,
-    help="Whose rounding to follow.",
+    help="Whose rounding to follow. TensorRT-LLM takes --util of what is free.",
 )
 @click.option("--block-size", type=options.COUNT, help="Tokens per block.  [default: the engine's]")
 @click.option(

@@ -298,7 +298,7 @@ utilization_option = click.option(
     type=SHARE,
     default=0.9,
     show_default=True,
-    help="Share of the memory that the engine may use (TensorRT-LLM: of what is free).",
+    help="Share of the memory that the engine may use.",
 )
 prompt_option = click.option(
     "--prompt", type=TOKENS, default=1024, show_default=True, help="Tokens of each prompt."

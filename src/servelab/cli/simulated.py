@@ -46,6 +46,7 @@ def values(run: Simulation, runner: RooflineRunner) -> dict[str, object]:
         "output_tokens_per_second": run.output_tokens_per_second,
         "requests_per_second": run.requests_per_second,
         "mean_requests_in_system": run.mean_requests,
+        "unfinished_at_last_arrival": run.unfinished_at_last_arrival,
         "steps": counters.steps,
         "computed_tokens": counters.computed_tokens,
         "generated_tokens": counters.generated_tokens,
@@ -79,7 +80,10 @@ def text(run: Simulation, runner: RooflineRunner) -> Iterator[str]:
         f"{run.output_tokens_per_second:,.0f} output tokens/s, "
         f"{run.requests_per_second:,.2f} requests/s over {format_seconds(run.clock_seconds)}"
     )
-    yield f"{run.mean_requests:,.1f} requests waiting or running on average"
+    yield (
+        f"{run.mean_requests:,.1f} requests waiting or running on average, "
+        f"{run.unfinished_at_last_arrival:,} when the last one arrived"
+    )
     each = counters.generated_tokens / max(counters.steps, 1)
     yield f"{counters.steps:,} steps, each of {each:,.1f} output tokens on average"
     peak = run.peak_blocks / run.num_blocks

@@ -154,6 +154,16 @@ class Simulation:
         return self.request_seconds / self.clock_seconds if self.clock_seconds else 0.0
 
     @property
+    def unfinished_at_last_arrival(self) -> int:
+        """Return the requests that were waiting or running when the last one arrived, it included.
+
+        In a service that keeps up their number does not grow with the length of the trace.
+        """
+        end = self.trace.seconds
+        done = sum(one.last_token_seconds < end for one in self.served)
+        return len(self.trace.arrivals) - len(self.refused) - done
+
+    @property
     def littles_law_error(self) -> float:
         """Return by what share Little's law is missed: 0 but for rounding, or a request was lost.
 

@@ -229,14 +229,15 @@ def size(
     while replicas > 1 and replicas - 1 not in tried and strain(replicas - 1) <= 1:
         replicas -= 1
     fewer, load = replicas - 1, trace
-    if replicas == 1:
+    if replicas > 1:
+        missed = tried[fewer]
+    else:  # no fewer than one: the load grows instead
         fewer = 1
         for _ in range(_DOUBLINGS):
             load = _twice_as_fast(load)
-            tried[0] = serve(replica, load, 1, router)
-            if tried[0].strain(targets) > 1:
+            missed = serve(replica, load, fewer, router)
+            if missed.strain(targets) > 1:
                 break
-    missed = tried[replicas - 1]
     resources: list[Resource] = ["capacity", "bandwidth", "compute"]
     if replica.tp > 1:
         resources.append("link")
