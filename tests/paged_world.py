@@ -173,31 +173,30 @@ class World:
         sequence.table.free()
         self.running.remove(sequence)
 
-    def swap_out(self, group: list[Request]) -> None:
-        self._move(group, self.store, self.host_store)
-        self.running = [s for s in self.running if s not in group]
-        self.swapped += group
+    def swap_out(self, sequence: Request) -> None:
+        self._move(sequence, self.store, self.host_store)
+        self.running.remove(sequence)
+        self.swapped.append(sequence)
 
-    def swap_in(self, group: list[Request]) -> None:
-        self._move(group, self.host_store, self.store)
-        self.swapped = [s for s in self.swapped if s not in group]
-        self.running += group
+    def swap_in(self, sequence: Request) -> None:
+        self._move(sequence, self.host_store, self.store)
+        self.swapped.remove(sequence)
+        self.running.append(sequence)
 
-    def _move(self, group: list[Request], source: Store, target: Store) -> None:
+    def _move(self, sequence: Request, source: Store, target: Store) -> None:
         before = self.state(), source.pool.free_order(), target.pool.free_order()
-        distinct = {block for sequence in group for block in sequence.table.blocks}
+        blocks = sequence.table.blocks
         try:
-            tables, copies = move([sequence.table for sequence in group], target.pool)
+            table, copies = move(sequence.table, target.pool)
         except OutOfBlocks:
-            assert len(distinct) > target.pool.num_free
+            assert len(blocks) > target.pool.num_free
             assert (self.state(), source.pool.free_order(), target.pool.free_order()) == before
             raise
-        assert {old for old, _ in copies} == distinct, "what was shared is copied once"
+        assert [old for old, _ in copies] == list(blocks)
         for old, new in copies:
             target.put_block(new, source.block(old))
-        for sequence, table in zip(group, tables, strict=True):
-            assert not sequence.table.blocks
-            sequence.table = table
+        assert not sequence.table.blocks
+        sequence.table = table
 
     # --- what must hold -------------------------------------------------------------------------
 

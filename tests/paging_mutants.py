@@ -36,6 +36,10 @@ _REFUSE = """        if needed > self.pool.num_free:
             raise OutOfBlocks(needed, self.pool.num_free)
 """
 
+_MOVE = """    moved.append(table.num_tokens)
+    moved.root = table.root
+    copies = list(zip(table.blocks, moved.blocks, strict=True))
+"""
 _PUBLISH = """            prefixes.append(parent)
         for block, prefix in zip(blocks[begin:full], prefixes, strict=True):
             self.pool.cache(block, prefix)
@@ -591,39 +595,34 @@ MUTANTS = (
     ),
     # --- moving, and events ---------------------------------------------------------------------
     Mutant.of(
-        "moving ends the sharing",
-        "table.py",
-        "test_tables_move_together",
-        "if block in places:",
-        "if False:",
-    ),
-    Mutant.of(
         "moving loses the last token",
         "table.py",
-        "test_tables_move_together",
-        "copy._set_length(table.num_tokens)",
-        "copy._set_length(table.num_tokens - 1)",
+        "test_a_table_moves",
+        "moved.append(table.num_tokens)",
+        "moved.append(table.num_tokens - 1)",
     ),
     Mutant.of(
         "moving leaves the old blocks held",
         "table.py",
-        "test_tables_move_together",
-        "        table.free()\n",
-        "        pass\n",
+        "test_a_table_moves",
+        "    table.free()\n",
+        "",
     ),
     Mutant.of(
-        "moving is not refused when the other pool is full",
+        "a table is freed before the other pool is known to have room",
         "table.py",
         "test_a_move_that_does_not_fit",
-        "if len(blocks) > pool.num_free:",
-        "if False:",
+        _MOVE,
+        "    blocks, num_tokens = table.blocks, table.num_tokens\n"
+        "    table.free()\n"
+        + _MOVE.replace("table.num_tokens", "num_tokens").replace("table.blocks", "blocks"),
     ),
     Mutant.of(
         "moving forgets the namespace",
         "table.py",
-        "test_tables_move_together",
-        "copy.root = table.root",
-        "copy.root = None",
+        "test_a_table_moves",
+        "moved.root = table.root",
+        "moved.root = None",
     ),
     Mutant.of(
         "an eviction is not reported",

@@ -182,8 +182,8 @@ MUTANTS = (
         "B27 what is swapped in is computed from its start",
         "scheduler.py",
         "test_b27",
-        "        (table,), copies = move([table_of(sequence)], self.pool)\n",
-        "        (table,), copies = move([table_of(sequence)], self.pool)\n"
+        "        table, copies = move(table_of(sequence), self.pool)\n",
+        "        table, copies = move(table_of(sequence), self.pool)\n"
         "        sequence.num_computed_tokens = 0\n",
     ),
     Mutant.of(

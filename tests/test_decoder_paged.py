@@ -112,14 +112,14 @@ def test_swapped_sequences_go_on_where_they_were(pairs: Pairs) -> None:
     host = BlockPool(9, 4)
     sequence, other = world.add(range(10)), world.add(range(50, 57))
     world.step([world.row(sequence), world.row(other)])
-    (sequence.table,), out = move([sequence.table], host)
+    sequence.table, out = move(sequence.table, host)
     assert len(out) == 3
     runner.execute(Plan(swap_out=out))
     for old, _ in out:
         runner.store.data[:, :, old] = torch.nan
     filler = BlockTable(world.pool)  # so that it comes back to other blocks
     filler.append(5)
-    (sequence.table,), back = move([sequence.table], world.pool)
+    sequence.table, back = move(sequence.table, world.pool)
     assert [new for _, new in back] != [old for old, _ in out]
     rows = [world.row(sequence), world.row(other)]
     world.result = runner.execute(Plan(rows, swap_in=back))

@@ -38,12 +38,6 @@ class Histories(RuleBasedStateMachine):
     def one_of(self, data: st.DataObject, requests: list[Request]) -> Request:
         return requests[data.draw(st.integers(0, len(requests) - 1))]
 
-    def group(self, data: st.DataObject, requests: list[Request]) -> list[Request]:
-        """Some request and all that share its first block, as a group of samples does."""
-        chosen = self.one_of(data, requests)
-        first = chosen.table.blocks[:1]
-        return [r for r in requests if r is chosen or (first and r.table.blocks[:1] == first)]
-
     def prompt(self, data: st.DataObject) -> list[int]:
         tokens: list[int] = []
         if self.world.past and data.draw(st.integers(0, 3)):
@@ -109,20 +103,21 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.world.running)
     @rule(data=st.data())
     def swap_out(self, data: st.DataObject) -> None:
-        self.swap(self.world.swap_out, self.group(data, self.world.running))
+        self.swap(self.world.swap_out, self.one_of(data, self.world.running))
 
     @precondition(lambda self: self.world.swapped)
     @rule(data=st.data())
     def swap_in(self, data: st.DataObject) -> None:
-        self.swap(self.world.swap_in, self.group(data, self.world.swapped))
+        self.swap(self.world.swap_in, self.one_of(data, self.world.swapped))
 
-    def swap(self, way, group: list[Request]) -> None:
+    def swap(self, way, request: Request) -> None:
+        shared = any(self.world.pool.refs[block] > 1 for block in request.table.blocks)
         try:
-            way(group)
+            way(request)
         except OutOfBlocks:
             SEEN["swap refused"] += 1
         else:
-            SEEN["group swapped"] += len(group) > 1
+            SEEN["shared blocks swapped out"] += way == self.world.swap_out and shared
 
     @precondition(lambda self: len(self.world.past) > 3)
     @rule(dice=st.integers(0, 15))
@@ -148,7 +143,7 @@ KINDS = [
     "refused later",
     "copied",
     "swap refused",
-    "group swapped",
+    "shared blocks swapped out",
     "new weights",
 ]
 

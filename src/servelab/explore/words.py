@@ -144,7 +144,7 @@ def _say_ref(event: RefChanged) -> str:
         return f"{block} is found by its prefix: {held}"
     if event.reason == "release":
         return f"{block} is released: " + (held if event.new else "it goes to the end of the free")
-    return f"{block} is shared {'with a fork' if event.reason == 'fork' else 'as it moves'}: {held}"
+    return f"{block} is shared with a fork: {held}"
 
 
 def _say_engine(event: EngineEvent) -> str:

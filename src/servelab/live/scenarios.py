@@ -41,7 +41,6 @@ KINDS = {
     "preempt": "a pre-emption",
     "return": "a return",
     "swap": "a change of the CPU's pool",
-    "move": "a block is shared as it moves",
     "release": "a block is released",
     "drop": "a table drops a block",
     "shrink": "a table shrinks",

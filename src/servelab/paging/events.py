@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 if TYPE_CHECKING:
     from servelab.paging.pool import BlockPool
     from servelab.paging.table import BlockTable
 
-Reason = Literal["allocate", "hit", "fork", "move", "release"]
+Reason = Literal["allocate", "hit", "fork", "release"]
+
+Value = TypeVar("Value")
 
 
 @dataclass
@@ -62,11 +64,11 @@ class PoolState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
-    """One piece of state that went from ``old`` to ``new``; each kind says of what type."""
+class Change(Generic[Value]):
+    """One piece of state that went from ``old`` to ``new``."""
 
-    old: Any
-    new: Any
+    old: Value
+    new: Value
 
     def apply(self, state: PoolState) -> None:
         """Take ``state`` over this change, forwards."""
@@ -76,16 +78,14 @@ class Change:
         """Take ``state`` back over this change."""
         self._put(state, self.new, self.old)
 
-    def _put(self, state: PoolState, old: Any, new: Any) -> None:
+    def _put(self, state: PoolState, old: Value, new: Value) -> None:
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class RefChanged(Change):
+class RefChanged(Change[int]):
     """The tables that hold ``block``; ``after`` is its predecessor while it is free (0: none)."""
 
-    old: int
-    new: int
     block: int
     after: int
     reason: Reason
@@ -100,14 +100,12 @@ class RefChanged(Change):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EntryChanged(Change):
+class EntryChanged(Change[int | None]):
     """The block behind entry ``index`` of a table: None before it is added, after it is dropped.
 
     From one block to another it is a copy on write.
     """
 
-    old: int | None
-    new: int | None
     table: int
     index: int
 
@@ -119,11 +117,9 @@ class EntryChanged(Change):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LengthChanged(Change):
+class LengthChanged(Change[int]):
     """The tokens of a table."""
 
-    old: int
-    new: int
     table: int
 
     def _put(self, state: PoolState, old: int, new: int) -> None:
@@ -133,15 +129,13 @@ class LengthChanged(Change):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CachedChanged(Change):
+class CachedChanged(Change[str | None]):
     """The key under which ``block`` can be found, None if it cannot.
 
     ``parent`` is the key of the prefix before it, ``tokens`` what the block holds, ``position`` its
     place among the blocks of that key.
     """
 
-    old: str | None
-    new: str | None
     block: int
     parent: str
     tokens: tuple[int, ...]
@@ -157,11 +151,8 @@ class CachedChanged(Change):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochChanged(Change):
+class EpochChanged(Change[int]):
     """The epoch of the prefix cache: a new one for each set of weights."""
-
-    old: int
-    new: int
 
     def _put(self, state: PoolState, old: int, new: int) -> None:
         state.epoch = new

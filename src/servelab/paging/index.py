@@ -18,6 +18,10 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
+
+#: The namespace of sequences that name none.
+COMMON: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)

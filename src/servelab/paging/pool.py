@@ -240,9 +240,7 @@ class BlockPool:
         self._report_cached(block, prefix, old=prefix.key.hex(), new=None)
         self.index.remove(block)
 
-    def _report_cached(
-        self, block: int, prefix: Prefix, *, old: str | None, new: str | None
-    ) -> None:
+    def _report_cached(self, block: int, prefix: Prefix, old: str | None, new: str | None) -> None:
         if self.sink is not None:
             self.sink(
                 CachedChanged(

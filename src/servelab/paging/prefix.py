@@ -15,14 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import index as whole
-from types import MappingProxyType
 
 from servelab.paging.events import EpochChanged
-from servelab.paging.index import Prefix, Root
+from servelab.paging.index import COMMON, Prefix, Root
 from servelab.paging.pool import BlockPool
 from servelab.paging.table import BlockTable, Hit
-
-_COMMON: Mapping[str, str] = MappingProxyType({})
 
 
 class PrefixCache:
@@ -43,7 +40,7 @@ class PrefixCache:
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
 
-    def lookup(self, tokens: Sequence[int], namespace: Mapping[str, str] = _COMMON) -> Hit:
+    def lookup(self, tokens: Sequence[int], namespace: Mapping[str, str] = COMMON) -> Hit:
         """Return the longest cached beginning of ``tokens``; it changes nothing.
 
         At least one token is left to compute, since a step needs a position to sample from: of a

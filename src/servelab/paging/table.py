@@ -158,8 +158,7 @@ class BlockTable:
         blocks, kept = self._blocks, self.pool.shape.blocks_for(num_tokens)
         while len(blocks) > kept:
             block = blocks.pop()
-            if self.pool.sink is not None:
-                self._report(len(blocks), block, None)
+            self._report(len(blocks), block, None)
             self.pool.release(block)
         self._set_length(num_tokens)
         self._room = 0
@@ -198,8 +197,7 @@ class BlockTable:
     def _copy_last(self) -> Copy:
         source, destination = self._blocks[-1], self.pool.allocate()
         self._blocks[-1] = destination
-        if self.pool.sink is not None:
-            self._report(len(self._blocks) - 1, source, destination)
+        self._report(len(self._blocks) - 1, source, destination)
         self.pool.release(source)
         return source, destination
 
@@ -210,8 +208,7 @@ class BlockTable:
 
     def _add(self, block: int) -> None:
         self._blocks.append(block)
-        if self.pool.sink is not None:
-            self._report(len(self._blocks) - 1, None, block)
+        self._report(len(self._blocks) - 1, None, block)
 
     def _report(self, index: int, old: int | None, new: int | None) -> None:
         if self.pool.sink is not None:
@@ -232,44 +229,28 @@ class BlockTable:
                 raise ValueError(f"block {block} no longer holds what was looked up")
 
 
-def move(tables: Sequence[BlockTable], pool: BlockPool) -> tuple[list[BlockTable], list[Copy]]:
-    """Move tables into another pool, as swapping out or in does; blocks they share stay shared.
+def move(table: BlockTable, pool: BlockPool) -> tuple[BlockTable, list[Copy]]:
+    """Move a table into another pool, as swapping out or in does.
 
-    Parameters: ``tables`` of one pool, freed by this; ``pool`` of the same block size.
-    Returns: the new tables, in order, and the blocks to copy (in the old pool, in the new one).
+    Parameters: ``table``, freed by this; ``pool`` of the same block size.
+    Returns: the new table, and the blocks to copy (in the old pool, in the new one).
     Raises: ``OutOfBlocks``, ``ValueError``; then nothing has changed.
 
     >>> device, host = BlockPool(4, block_size=2), BlockPool(9, block_size=2)
     >>> table = BlockTable(device)
     >>> table.append(3)
     []
-    >>> (swapped,), copies = move([table], host)
+    >>> swapped, copies = move(table, host)
     >>> swapped.num_tokens, copies, device.num_free
     (3, [(1, 1), (2, 2)], 3)
     """
-    if len({id(table.pool) for table in tables}) > 1:
-        raise ValueError("tables move from one pool, these are of several")
-    for table in tables[:1]:
-        if table.pool.block_size != pool.block_size:
-            raise ValueError(
-                f"blocks of {table.pool.block_size} slots do not fit blocks of {pool.block_size}"
-            )
-    blocks = dict.fromkeys(block for table in tables for block in table.blocks)
-    if len(blocks) > pool.num_free:
-        raise OutOfBlocks(len(blocks), pool.num_free)
-    places: dict[int, int] = {}  # old block: new block
-    moved = []
-    for table in tables:
-        copy = BlockTable(pool)
-        copy.root = table.root
-        for block in table.blocks:
-            if block in places:
-                pool.acquire(places[block], "move")
-            else:
-                places[block] = pool.allocate()
-            copy._add(places[block])
-        copy._set_length(table.num_tokens)
-        moved.append(copy)
-    for table in tables:
-        table.free()
-    return moved, list(places.items())
+    if table.pool.block_size != pool.block_size:
+        raise ValueError(
+            f"blocks of {table.pool.block_size} slots do not fit blocks of {pool.block_size}"
+        )
+    moved = BlockTable(pool)
+    moved.append(table.num_tokens)
+    moved.root = table.root
+    copies = list(zip(table.blocks, moved.blocks, strict=True))
+    table.free()
+    return moved, copies

@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from itertools import count
-from types import MappingProxyType
 
-from servelab.paging.index import Root
+from servelab.paging.index import COMMON, Root
 from servelab.serving.commit import check_result, commit
 from servelab.serving.events import Planned, Stepped, Submitted
 from servelab.serving.limits import Limits, Prompt, fitting_blocks
@@ -25,8 +24,6 @@ from servelab.serving.plan import Plan, Runner, RunnerLost, RunnerTaken
 from servelab.serving.request import Accepted, FinishReason, Request, RequestOutput, Sequence, State
 from servelab.serving.scheduler import Counters, Scheduler, Sink, table_of
 from servelab.units import check_count, check_flag, check_number, check_positive
-
-_COMMON: Mapping[str, str] = MappingProxyType({})
 
 
 class EngineClosed(RuntimeError):
@@ -119,7 +116,7 @@ class Engine:
         prompt: Prompt,
         params: SamplingParams | None = None,
         request_id: str | None = None,
-        namespace: Mapping[str, str] = _COMMON,
+        namespace: Mapping[str, str] = COMMON,
         steered: bool = False,
         arrival_seconds: float | None = None,
     ) -> Request:
@@ -143,7 +140,7 @@ class Engine:
         self,
         accepted: Accepted,
         request_id: str | None = None,
-        namespace: Mapping[str, str] = _COMMON,
+        namespace: Mapping[str, str] = COMMON,
         steered: bool = False,
         arrival_seconds: float | None = None,
     ) -> Request:

@@ -205,7 +205,7 @@ class Scheduler:
         """Bring a table back from the CPU if all its tokens fit; return how many to compute now."""
         if self.pool.shape.blocks_for(len(sequence.token_ids)) > room:
             return 0
-        (table,), copies = move([table_of(sequence)], self.pool)
+        table, copies = move(table_of(sequence), self.pool)
         plan.swap_in += copies
         new = min(len(sequence.token_ids) - sequence.num_computed_tokens, budget)
         table.append(new)
@@ -233,7 +233,7 @@ class Scheduler:
         elif self.swap_pool is None or not lost or len(table.blocks) > self.swap_pool.num_free:
             self.recompute(victim)
         else:
-            (victim.table,), copies = move([table], self.swap_pool)
+            victim.table, copies = move(table, self.swap_pool)
             plan.swap_out += copies
             self.swapped_out.append(victim)
             victim.state, mode, lost = State.SWAPPED, "swap", 0
