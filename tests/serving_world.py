@@ -135,9 +135,9 @@ class ShadowRunner:
             self._check_reads(sequence.token_ids[:cached], slots[:cached])
             for token, slot in zip(sequence.token_ids[cached:], slots[cached:], strict=False):
                 before = self.store[slot] = value_of(token, before)
-            drawn = [draw(before, sequence.params, number) for number in samples]
+            drawn = [draw(before, sequence.request.params, number) for number in samples]
             tokens.append(drawn)
-            logprobs.append(self._logprobs(before, sequence.params, drawn))
+            logprobs.append(self._logprobs(before, sequence.request.params, drawn))
             done += 1
             self.fault(plan, done)
         return self.forge(StepResult(tokens, 1.0, logprobs))
@@ -252,7 +252,7 @@ class CheckedEngine(Engine):
         self._verify_tokens()
         self._verify_index()
         self._verify_events()
-        self.check()
+        self.scheduler.check()
         counters = self.counters
         assert 0 <= counters.prefix_hit_tokens <= counters.prefix_queried_tokens  # I18
 

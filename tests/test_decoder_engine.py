@@ -132,7 +132,7 @@ def history(oracle: Oracle, runner: ComparedRunner, seed: int) -> None:
     found = beam_search(engine, beamed, width, length)
     while engine.unfinished:
         engine.step()
-    engine.check()
+    engine.scheduler.check()
     assert engine.scheduler.pool.num_free == engine.scheduler.pool.shape.num_blocks - 1
 
     for request in requests:

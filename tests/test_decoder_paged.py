@@ -264,7 +264,7 @@ def test_the_first_call_of_an_engine_whose_runner_was_taken_raises(pairs: Pairs,
     with pytest.raises(EngineClosed, match="another engine was made with it since"):
         calls[ask]()
     assert first.unfinished == []
-    first.check()
+    first.scheduler.check()
 
 
 def test_copies_of_an_engine_whose_runner_was_taken_touch_no_block(pairs: Pairs) -> None:

@@ -17,7 +17,7 @@ from servelab.explore.codec import KINDS, decode, encode
 from servelab.explore.state import RunState
 from servelab.paging import BlockPool, BlockTable, OutOfBlocks, PoolState, PrefixCache
 from servelab.serving import Engine, Plan, SamplingParams, State
-from servelab.serving.scheduler import table_of
+from servelab.serving.request import table_of
 from tests.paged_world import World
 from tests.serving_world import ShadowRunner
 

@@ -31,6 +31,7 @@ from servelab.serving import (
     uniform,
 )
 from servelab.serving import events as ev
+from servelab.serving.beam import drop_beam, fork_beam
 from tests.serving_world import (
     EOS,
     CheckedEngine,
@@ -1240,16 +1241,16 @@ def test_a_beam_that_lost_its_blocks_comes_back_in_its_turn() -> None:
     first, second = (engine.add([2, 3, 1], replace(LONG, max_tokens=9)) for _ in range(2))
     while beam.sequences[0].table is not None:
         engine.step()
-    child = engine.fork(beam.sequences[0], 3)
+    child = fork_beam(engine, beam.sequences[0], 3)
     assert (child.state, child.table, child.token_ids) == (State.WAITING, None, [1, 2, 3])
-    engine.drop(beam.sequences[0])
+    drop_beam(engine, beam.sequences[0])
     engine.abort(second.id)
     engine.step()
     assert engine.scheduler.running == [child, first.sequences[0]]
     engine.run()
     verify_answer(first)
     assert child.state is State.HELD
-    engine.drop(child)  # the last of its request, which ends with it
+    drop_beam(engine, child)  # the last of its request, which ends with it
     engine.verify_drained()
 
 
@@ -1259,13 +1260,13 @@ def test_only_a_held_sequence_with_room_is_continued() -> None:
     with pytest.raises(ValueError, match="a steered request begins as one sequence, got n = 2"):
         engine.add([1, 2], sampled(n=2), steered=True)
     with pytest.raises(ValueError, match=r"only a held sequence .*, got <0/0: waiting, 0/2>"):
-        engine.fork(request.sequences[0], 1)
+        fork_beam(engine, request.sequences[0], 1)
     engine.step()
-    child = engine.fork(request.sequences[0], 1, -0.5)
+    child = fork_beam(engine, request.sequences[0], 1, -0.5)
     assert child.cumulative_logprob == -0.5
     engine.step()
     with pytest.raises(ValueError, match="may become 4 tokens long"):
-        engine.fork(child, 1)
+        fork_beam(engine, child, 1)
     engine.abort(request.id)
     engine.verify_drained()
 

@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 
 from servelab.serving import Plan, Request, SamplingParams, State
 from servelab.serving import Sequence as Branch
+from servelab.serving.beam import drop_beam, fork_beam
 from servelab.serving.events import Admitted, Planned, Preempted
 from tests.serving_world import (
     CheckedEngine,
@@ -194,10 +195,10 @@ class Histories(RuleBasedStateMachine):
         parent = data.draw(st.sampled_from(self.held()))
         for token in range(children):
             if len(parent.token_ids) + 1 < parent.request.max_length:
-                self.engine.fork(parent, token)
+                fork_beam(self.engine, parent, token)
                 SEEN["fork without blocks"] += parent.table is None
         if data.draw(st.booleans()):
-            self.engine.drop(parent)
+            drop_beam(self.engine, parent)
 
     # --- invariants -----------------------------------------------------------------------------
 

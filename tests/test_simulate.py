@@ -45,7 +45,7 @@ def run(trace, *, runner=None, progress=None, **options):
     done = simulate(engine, trace, progress)
     assert done.littles_law_error < 1e-9
     if not done.interrupted:
-        engine.check()
+        engine.scheduler.check()
         assert engine.unfinished == []
         assert len(done.served) + len(done.refused) == len(trace.arrivals)
         assert {one.arrival for one in done.served}.isdisjoint(done.refused)

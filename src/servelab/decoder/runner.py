@@ -27,9 +27,9 @@ from servelab.decoder.kv_store import KvStore
 from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder, dtype_of
 from servelab.decoder.sampler import Draws, sample
 from servelab.decoder.staging import DeviceTables, upload
-from servelab.paging import BlockTable, PoolShape
+from servelab.paging import PoolShape
 from servelab.serving.plan import Plan, RunnerLost, StepResult, Tokenizer
-from servelab.serving.request import Sequence
+from servelab.serving.request import Sequence, table_of
 from servelab.units import GiB, check_count
 
 # Sequence, new tokens, cached tokens, uniform numbers: a `Row` without its names.
@@ -233,7 +233,7 @@ class TorchRunner:
         contexts = [new + cached for new, cached in pairs]
         longest = max(contexts)
         width = self.store.shape.blocks_for(longest)
-        held = [_table_of(sequence) for sequence, *_ in rows]
+        held = [table_of(sequence) for sequence, *_ in rows]
         tables.begin([table.id for table in held], width)
         for (sequence, new, cached, samples), table in zip(rows, held, strict=True):
             if new == 1:
@@ -283,12 +283,6 @@ class TorchRunner:
                 torch.cuda.synchronize(self.device)
             except Exception as fault:
                 raise RunnerLost(f"the CUDA device is lost: {fault}") from error
-
-
-def _table_of(sequence: Sequence) -> BlockTable:
-    if sequence.table is None:
-        raise ValueError(f"{sequence.name} has no block table")
-    return sequence.table
 
 
 def _backend(attention: str | AttentionBackend | None, device: torch.device) -> AttentionBackend:

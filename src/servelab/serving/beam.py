@@ -14,7 +14,8 @@ Ignores: diverse beams, early stopping.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
+from operator import itemgetter
 
 from servelab.serving.engine import Engine
 from servelab.serving.limits import Prompt
@@ -31,19 +32,6 @@ from servelab.units import check_count, check_number
 
 # Of e, in a score: its largest power that is a double, and the inverse of its smallest normal one.
 _LARGEST_EXPONENT = 708
-
-
-@dataclass(frozen=True)
-class Beam:
-    """A complete continuation: its tokens, their log-probability, and why it ended."""
-
-    token_ids: list[int]
-    cumulative_logprob: float
-    finish_reason: FinishReason
-
-    def score(self, length_penalty: float) -> float:
-        """Return what beams are compared by at the end."""
-        return self.cumulative_logprob / math.pow(len(self.token_ids), length_penalty)
 
 
 def beam_search(
@@ -73,7 +61,8 @@ def beam_search(
     if abs(penalty) * math.log(max_tokens) > _LARGEST_EXPONENT:
         raise ValueError(f"length_penalty {penalty} of {max_tokens} tokens is beyond all floats")
     request = engine.add(prompt, params, steered=True)
-    completed: list[Beam] = []
+    decode = None if engine.runner.tokenizer is None else engine.runner.tokenizer.decode
+    completed: list[tuple[float, CompletionOutput]] = []  # with their scores
     try:
         for length in range(1, request.max_tokens + 1):
             _compute(engine, request)
@@ -83,29 +72,49 @@ def beam_search(
                     total = beam.cumulative_logprob + logprob
                     if token in request.stops or length == request.max_tokens:
                         reason: FinishReason = "stop" if token in request.stops else "length"
-                        completed.append(Beam([*beam.output_token_ids, token], total, reason))
+                        tokens = [*beam.output_token_ids, token]
+                        answer = CompletionOutput(0, tokens, reason, total, None, decode)
+                        completed.append((total / math.pow(len(tokens), penalty), answer))
                     else:
                         going_on.append((beam, token, logprob))
             going_on.sort(key=lambda way: way[0].cumulative_logprob + way[2], reverse=True)
             before = list(request.sequences)
             for beam, token, logprob in going_on[:width]:
-                engine.fork(beam, token, logprob)
+                fork_beam(engine, beam, token, logprob)
             for beam in before:  # dropped last, so that what their children share is never free
-                engine.drop(beam)
+                drop_beam(engine, beam)
             if not request.sequences:
                 break
     finally:
         engine.abort(request.id)
-    completed.sort(key=lambda beam: beam.score(length_penalty), reverse=True)
-    answer = engine.output(request)
-    decode = None if engine.runner.tokenizer is None else engine.runner.tokenizer.decode
-    answer.outputs[:] = [
-        CompletionOutput(
-            place, beam.token_ids, beam.finish_reason, beam.cumulative_logprob, None, decode
-        )
-        for place, beam in enumerate(completed[:width])
-    ]
-    return answer
+    completed.sort(key=itemgetter(0), reverse=True)
+    best = [replace(beam, index=place) for place, (_, beam) in enumerate(completed[:width])]
+    return replace(engine.output(request), outputs=best)
+
+
+def fork_beam(engine: Engine, parent: Sequence, token: int, logprob: float = 0.0) -> Sequence:
+    """Return a new sibling of a held sequence that continues it with ``token``.
+
+    Both share all that is computed; nothing is copied before one of them writes.
+    Raises: ``ValueError`` for a sequence that is not held, or that has no room for ``token`` and
+    one more: its last token needs no sequence, since nothing is computed behind it.
+    """
+    if parent.state is not State.HELD:
+        raise ValueError(f"only a held sequence is continued by its driver, got {parent!r}")
+    if len(parent.token_ids) + 1 >= parent.request.max_length:
+        raise ValueError(f"{parent!r} may become {parent.request.max_length} tokens long")
+    child = engine.scheduler.fork(parent, [*parent.token_ids, token])
+    child.cumulative_logprob = parent.cumulative_logprob + logprob
+    return child
+
+
+def drop_beam(engine: Engine, beam: Sequence) -> None:
+    """End one sequence of a steered request, and forget it; with the last one the request ends."""
+    request = beam.request
+    engine.scheduler.finish(beam, "abort")
+    request.sequences.remove(beam)
+    if not request.sequences:
+        engine.abort(request.id)
 
 
 def _compute(engine: Engine, request: Request) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 
 from servelab.serving.plan import Plan, StepResult
-from servelab.serving.request import Request, Sequence, State
-from servelab.serving.scheduler import Scheduler, table_of
+from servelab.serving.request import Request, Sequence, State, table_of
+from servelab.serving.scheduler import Scheduler
 
 
 def check_result(plan: Plan, result: StepResult, reports_logprobs: bool = True) -> None:
@@ -26,7 +26,7 @@ def check_result(plan: Plan, result: StepResult, reports_logprobs: bool = True) 
     if planned != drawn:
         raise ValueError(f"tokens to draw per row were {planned}, the runner drew {drawn}")
     for place, sequence in enumerate(plan.sequences if reports_logprobs else ()):
-        if sequence.request.logprobs_asked and drawn[place]:
+        if sequence.request.params.logprobs is not None and drawn[place]:
             given = None if result.logprobs is None else result.logprobs[place]
             if given is None or len(given) != drawn[place]:
                 raise ValueError(f"{sequence.name} asked for log-probabilities, got {given}")
@@ -55,29 +55,21 @@ def commit(
             _note_times(request, cached, bool(tokens), clock_seconds, result.seconds)
         if not tokens:
             continue
-        given = result.logprobs if request.logprobs_asked else None
-        logprobs = None if given is None else given[place]
+        logprobs = None if result.logprobs is None else result.logprobs[place]
         if request.steered:
             sequence.state = State.HELD
             sequence.candidates = logprobs[0] if logprobs else None
             generated -= 1
             continue
-        branches = _branch(scheduler, sequence) if sequence.seats > 1 else None
+        branches = _branch(scheduler, sequence) if sequence.seats > 1 else (sequence,)
         if logprobs is not None:
-            _note_logprobs(branches or [sequence], tokens, logprobs)
-        if branches is not None:
-            pairs = zip(branches, tokens, strict=True)
-            ended = [branch for branch, token in pairs if branch.take(token)]
-        elif sequence.take(tokens[0]):
-            ended = [sequence]
-        else:
-            continue  # nearly always
-        for branch in ended:
-            stopped = branch.token_ids[-1] in request.stops
-            scheduler.finish(branch, "stop" if stopped else "length")
-            request.times.last_token = clock_seconds
-            if request.finished:
-                completed.append(request)
+            _note_logprobs(branches, tokens, logprobs)
+        for branch, token in zip(branches, tokens, strict=True):
+            if branch.take(token):
+                scheduler.finish(branch, "stop" if token in request.stops else "length")
+                request.times.last_token = clock_seconds
+                if request.finished:
+                    completed.append(request)
     scheduler.counters.generated_tokens += generated
     return completed
 
@@ -100,7 +92,7 @@ def _branch(scheduler: Scheduler, parent: Sequence) -> list[Sequence]:
 
 
 def _note_logprobs(
-    branches: list[Sequence], tokens: SequenceOf[int], logprobs: SequenceOf[dict[int, float]]
+    branches: SequenceOf[Sequence], tokens: SequenceOf[int], logprobs: SequenceOf[dict[int, float]]
 ) -> None:
     for branch, token, of_position in zip(branches, tokens, logprobs, strict=True):
         branch.logprobs.append(of_position)

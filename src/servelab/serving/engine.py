@@ -21,9 +21,14 @@ from servelab.serving.events import Planned, Stepped, Submitted
 from servelab.serving.limits import Limits, Prompt, fitting_blocks
 from servelab.serving.params import SamplingParams, check_seed, request_seed
 from servelab.serving.plan import Plan, Runner, RunnerLost, RunnerTaken
-from servelab.serving.request import Accepted, FinishReason, Request, RequestOutput, Sequence, State
-from servelab.serving.scheduler import Counters, Scheduler, Sink, table_of
-from servelab.units import check_count, check_flag, check_number, check_positive
+from servelab.serving.request import (
+    Accepted,
+    FinishReason,
+    Request,
+    RequestOutput,
+)
+from servelab.serving.scheduler import Scheduler, Sink
+from servelab.units import check_flag, check_number, check_positive
 
 
 class EngineClosed(RuntimeError):
@@ -70,9 +75,6 @@ class Engine:
         utilization = check_positive("gpu_memory_utilization", gpu_memory_utilization)
         if utilization > 1:
             raise ValueError(f"gpu_memory_utilization is at most 1, got {gpu_memory_utilization}")
-        block_size = check_count("block_size", block_size)
-        num_swap_blocks = check_count("num_swap_blocks", num_swap_blocks, minimum=0)
-        max_num_seqs = check_count("max_num_seqs", max_num_seqs)
         if num_blocks is None:
             num_blocks = fitting_blocks(runner, block_size, utilization)
         self.runner = runner
@@ -82,14 +84,15 @@ class Engine:
             num_blocks=num_blocks,
             block_size=block_size,
             num_swap_blocks=num_swap_blocks,
-            max_num_batched_tokens=check_count("max_num_batched_tokens", max_num_batched_tokens),
+            max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,
-            enable_prefix_caching=check_flag("enable_prefix_caching", enable_prefix_caching),
+            enable_prefix_caching=enable_prefix_caching,
             sink=sink,
         )
-        swap_blocks = num_swap_blocks + 1 if num_swap_blocks else 0  # with a null block of its own
-        runner.bind(self.scheduler.pool.shape, swap_blocks)
-        self.limits = Limits(runner, self.scheduler.pool.shape, max_num_seqs)
+        self.counters = self.scheduler.counters
+        pool, swap_pool = self.scheduler.pool, self.scheduler.swap_pool
+        runner.bind(pool.shape, 0 if swap_pool is None else swap_pool.shape.num_blocks)
+        self.limits = Limits(runner, pool.shape, self.scheduler.max_num_seqs)
         self.clock_seconds = 0.0
         self._requests: dict[str, Request] = {}  # unfinished
         self._num_arrivals = 0
@@ -97,19 +100,12 @@ class Engine:
         self._aborts: list[Request] = []  # asked for in the middle of a step
         self._closed: str | None = None
 
-    # --- what it holds --------------------------------------------------------------------------
-
-    @property
-    def counters(self) -> Counters:
-        """Return what has been done so far."""
-        return self.scheduler.counters
+    # --- requests -------------------------------------------------------------------------------
 
     @property
     def unfinished(self) -> list[Request]:
         """Return the requests that are waiting or running, in order of arrival."""
         return list(self._requests.values())
-
-    # --- requests -------------------------------------------------------------------------------
 
     def add(
         self,
@@ -131,17 +127,17 @@ class Engine:
         """
         self._check_open()
         accepted = self.limits.accept(prompt, SamplingParams() if params is None else params)
-        if steered and accepted.params.n > 1:
-            n = accepted.params.n
+        if check_flag("steered", steered) and (n := accepted.params.n) > 1:
             raise ValueError(f"a steered request begins as one sequence, got n = {n}")
-        return self.submit(accepted, request_id, namespace, steered, arrival_seconds)
+        request = self.submit(accepted, request_id, namespace, arrival_seconds)
+        request.steered = steered
+        return request
 
     def submit(
         self,
         accepted: Accepted,
         request_id: str | None = None,
         namespace: Mapping[str, str] = COMMON,
-        steered: bool = False,
         arrival_seconds: float | None = None,
     ) -> Request:
         """Queue a request that ``limits`` has accepted, and do with it as ``add`` does."""
@@ -162,7 +158,6 @@ class Engine:
             seed=request_seed(self.seed, arrival) if params.seed is None else params.seed,
             stops=() if params.ignore_eos else self.runner.eos_token_ids,
             namespace=dict(namespace),
-            steered=check_flag("steered", steered),
             arrival_seconds=check_number("arrival_seconds", arrival_seconds),
         )
         self._num_arrivals += 1
@@ -215,16 +210,13 @@ class Engine:
         return answers
 
     def _stream(self, request: Request) -> Iterator[RequestOutput]:
-        seen = 0
+        finished = False
         try:
-            yield self.output(request)
-            while not request.finished:
-                if request.num_generated > seen:
-                    seen = request.num_generated
-                    yield self.output(request)
-                else:
+            while not finished:
+                finished, seen = request.finished, request.num_generated
+                yield self.output(request)
+                while request.num_generated == seen and not request.finished:
                     self.step()
-            yield self.output(request)
         finally:  # perhaps in the middle of a step: nobody knows when garbage is collected
             self._abort(request)
 
@@ -232,6 +224,11 @@ class Engine:
         """Return what there is of an answer."""
         tokenizer = self.runner.tokenizer
         return request.output(None if tokenizer is None else tokenizer.decode)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix: the weights have changed."""
+        if self.scheduler.prefix_cache is not None:
+            self.scheduler.prefix_cache.new_epoch()
 
     # --- one step -------------------------------------------------------------------------------
 
@@ -249,42 +246,40 @@ class Engine:
             raise RuntimeError("step() was called in the middle of a step, by a sink or a runner")
         self._in_step = True
         try:
-            return self._step()
-        finally:
-            self._in_step = False
-            while self._aborts:
-                self._end(self._aborts.pop(), "abort")
-
-    def _step(self) -> list[RequestOutput]:
-        fault: BaseException | None = None
-        try:
-            plan = self.scheduler.schedule()
-            if not plan.sequences:
-                return []
-            if self.sink is not None:
-                self.sink(Planned.of(self.counters.steps, plan, len(self.scheduler.waiting)))
-            try:
-                result = self.runner.execute(plan)
-                check_result(plan, result, self.runner.reports_logprobs)
-            except BaseException as error:
-                fault = error
-                ended = self._fail(plan, error)
-            else:
-                self.clock_seconds += result.seconds
-                if self.sink is not None:
-                    self.sink(Stepped.of(self.counters.steps, plan, result))
-                ended = commit(self.scheduler, plan, result, self.clock_seconds)
-                for request in ended:
-                    del self._requests[request.id]
+            ended, fault = self._step()
         except BaseException as torn:
             self._closed = f"a step was left in the middle: {type(torn).__name__}: {torn}"
             self._requests.clear()
             raise
+        finally:
+            self._in_step = False
+            while self._aborts:
+                self._end(self._aborts.pop(), "abort")
         if fault is not None and not isinstance(fault, Exception):
             raise fault
         if isinstance(fault, RunnerTaken):  # the caller's mistake: no answer could say it as well
             raise EngineClosed(self._closed) from fault
         return [self.output(request) for request in ended]
+
+    def _step(self) -> tuple[list[Request], BaseException | None]:
+        """Compute one step; return the requests that it ended, and what the runner raised."""
+        plan = self.scheduler.schedule()
+        if not plan.sequences:
+            return [], None
+        if self.sink is not None:
+            self.sink(Planned.of(self.counters.steps, plan, len(self.scheduler.waiting)))
+        try:
+            result = self.runner.execute(plan)
+            check_result(plan, result, self.runner.reports_logprobs)
+        except BaseException as error:
+            return self._fail(plan, error), error
+        self.clock_seconds += result.seconds
+        if self.sink is not None:
+            self.sink(Stepped.of(self.counters.steps, plan, result))
+        ended = commit(self.scheduler, plan, result, self.clock_seconds)
+        for request in ended:
+            del self._requests[request.id]
+        return ended, None
 
     def _fail(self, plan: Plan, error: BaseException) -> list[Request]:
         """End and return the requests of a step that did not happen, all if the runner is lost."""
@@ -302,50 +297,6 @@ class Engine:
         if self.sink is not None:
             self.sink(Stepped(step=self.counters.steps, seconds=0.0, tokens=(), error=message))
         return requests
-
-    # --- what a driver needs --------------------------------------------------------------------
-
-    def fork(self, parent: Sequence, token: int, logprob: float = 0.0) -> Sequence:
-        """Return a new sibling of a held sequence that continues it with ``token``.
-
-        Both share all that is computed; nothing is copied before one of them writes.
-        Raises: ``ValueError`` for a sequence that is not held, or that has no room for ``token``
-        and one more: its last token needs no sequence, since nothing is computed behind it.
-        """
-        if parent.state is not State.HELD:
-            raise ValueError(f"only a held sequence is continued by its driver, got {parent!r}")
-        if len(parent.token_ids) + 1 >= parent.request.max_length:
-            raise ValueError(f"{parent!r} may become {parent.request.max_length} tokens long")
-        child = self.scheduler.fork(parent, [*parent.token_ids, token])
-        child.cumulative_logprob = parent.cumulative_logprob + logprob
-        return child
-
-    def drop(self, sequence: Sequence) -> None:
-        """End one sequence of a steered request, and forget it."""
-        request = sequence.request
-        self.scheduler.finish(sequence, "abort")
-        request.sequences.remove(sequence)
-        if not request.sequences:
-            del self._requests[request.id]
-
-    def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix: the weights have changed."""
-        if self.scheduler.prefix_cache is not None:
-            self.scheduler.prefix_cache.new_epoch()
-
-    # --- checks ---------------------------------------------------------------------------------
-
-    def check(self) -> None:
-        """Compare what the engine, its tables and its pools know of each other.
-
-        Raises: ``servelab.paging.CorruptPool`` with all that is wrong.
-        """
-        scheduler = self.scheduler
-        tables = [table_of(sequence) for sequence in scheduler.running]
-        scheduler.pool.check(tables)
-        if scheduler.swap_pool is not None:
-            swapped = [s.table for s in scheduler.waiting if s.table is not None]
-            scheduler.swap_pool.check(swapped)
 
     def _abort(self, request: Request) -> None:
         """End a request, as soon as no step is under way that may hold a row of it."""

@@ -20,6 +20,7 @@ from servelab.paging import PoolShape
 from servelab.serving.params import SamplingParams
 from servelab.serving.plan import Runner
 from servelab.serving.request import Accepted
+from servelab.units import check_count
 
 # Text, or token ids.
 Prompt = str | Sequence[int]
@@ -149,7 +150,7 @@ def fitting_blocks(runner: Runner, block_size: int, utilization: float) -> int:
     """
     per_token = runner.spec.kv_bytes_per_token(kv_dtype=runner.kv_dtype, view="reserved")
     available = runner.available_kv_bytes(utilization)
-    blocks = available // (per_token * block_size)
+    blocks = available // (per_token * check_count("block_size", block_size))
     if blocks < 2:
         raise ValueError(
             f"{available} bytes for keys and values hold {blocks} blocks of {block_size} tokens "

@@ -46,41 +46,29 @@ class State(StrEnum):
     FINISHED = "finished"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """One continuation of a prompt: what is scheduled, cached and sampled.
 
     Parameters: ``request`` it belongs to; ``index`` among its children; ``token_ids`` prompt and
-    output so far.
+    output so far; ``seats`` sequences it will have become once its prompt is computed.
     """
 
-    __slots__ = (
-        "candidates",
-        "certain",
-        "cumulative_logprob",
-        "finish_reason",
-        "index",
-        "logprobs",
-        "num_computed_tokens",
-        "request",
-        "seats",
-        "state",
-        "table",
-        "token_ids",
-    )
+    request: Request
+    index: int
+    token_ids: list[int]
+    seats: int = 1
+    num_computed_tokens: int = 0  # whose keys and values are in the table's slots
+    table: BlockTable | None = None
+    state: State = State.WAITING
+    finish_reason: FinishReason | None = None
+    logprobs: list[dict[int, float]] = field(default_factory=list)  # per output token, where asked
+    cumulative_logprob: float = 0.0
+    certain: tuple[float, ...] = ()  # what ``draws`` returns where it always returns the same
+    candidates: dict[int, float] | None = None  # of the next token, where a driver chooses
 
-    def __init__(self, request: Request, index: int, token_ids: list[int]) -> None:
-        self.request = request
-        self.index = index
-        self.token_ids = token_ids
-        self.num_computed_tokens = 0  # whose keys and values are in the table's slots
-        self.table: BlockTable | None = None
-        self.state = State.WAITING
-        self.seats = 1  # sequences it will have become once its prompt is computed
-        self.finish_reason: FinishReason | None = None
-        self.logprobs: list[dict[int, float]] = []  # per output token, where asked
-        self.cumulative_logprob = 0.0
-        self.certain = _NO_CHANCE if request.greedy else ()  # what ``draws`` always returns
-        self.candidates: dict[int, float] | None = None  # of the next token, where a driver chooses
+    def __post_init__(self) -> None:
+        self.certain = (0.0,) if self.request.params.greedy else ()
 
     def __repr__(self) -> str:
         return f"<{self.name}: {self.state}, {self.num_computed_tokens}/{len(self.token_ids)}>"
@@ -94,11 +82,6 @@ class Sequence:
     def rank(self) -> tuple[int, int]:
         """Return its place in the order of service: first come, first served."""
         return self.request.arrival, self.index
-
-    @property
-    def params(self) -> SamplingParams:
-        """Return how its tokens are drawn."""
-        return self.request.params
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -121,7 +104,11 @@ class Sequence:
         return tuple([uniform(seed, first + child, position) for child in range(self.seats)])
 
 
-_NO_CHANCE = (0.0,)
+def table_of(sequence: Sequence) -> BlockTable:
+    """Return the table of a sequence that must have one."""
+    if sequence.table is None:
+        raise ValueError(f"{sequence.name} has no block table")
+    return sequence.table
 
 
 class Request:
@@ -129,8 +116,8 @@ class Request:
 
     Parameters: ``id`` given by the caller or the engine; ``arrival`` its number in order of
     arrival; ``accepted`` prompt and parameters; ``seed`` of its draws; ``stops`` tokens that end a
-    sequence, besides those of the parameters; ``namespace`` of its prefixes; ``steered`` whether a
-    driver, not the sampler, chooses the tokens; ``arrival_seconds`` on the engine's clock.
+    sequence, besides those of the parameters; ``namespace`` of its prefixes; ``arrival_seconds`` on
+    the engine's clock.
     """
 
     def __init__(
@@ -141,7 +128,6 @@ class Request:
         seed: int,
         stops: Iterable[int],
         namespace: Mapping[str, str],
-        steered: bool = False,
         arrival_seconds: float = 0.0,
     ) -> None:
         self.id = id
@@ -150,21 +136,17 @@ class Request:
         self.prompt_token_ids = accepted.token_ids
         self.num_prompt_tokens = len(accepted.token_ids)
         self.params = accepted.params
-        self.greedy = accepted.params.greedy
-        self.logprobs_asked = accepted.params.logprobs is not None
         self.max_tokens = accepted.max_tokens
         self.max_length = self.num_prompt_tokens + self.max_tokens
         self.seed = seed
         self.stops = frozenset(stops).union(accepted.params.stop_token_ids)
         self.namespace = namespace
-        self.steered = steered
+        self.steered = False  # whether a driver, not the sampler, chooses the tokens
         self.error: str | None = None
         self.times = Times(arrival_seconds)
         self.num_cached_tokens: int | None = None  # of the prompt, at its first admission
         self.num_preemptions = 0
-        first = Sequence(self, 0, list(accepted.token_ids))
-        first.seats = accepted.params.n
-        self.sequences = [first]
+        self.sequences = [Sequence(self, 0, list(accepted.token_ids), seats=accepted.params.n)]
         self._num_children = 1
 
     def new_child(self, token_ids: list[int]) -> Sequence:
@@ -271,7 +253,7 @@ class RequestOutput:
 
 
 def _completion(sequence: Sequence, decode: Callable[[list[int]], str] | None) -> CompletionOutput:
-    asked = sequence.params.logprobs is not None
+    asked = sequence.request.params.logprobs is not None
     return CompletionOutput(
         index=sequence.index,
         token_ids=sequence.output_token_ids,

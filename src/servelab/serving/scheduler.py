@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 
-from servelab.paging import BlockPool, BlockTable, Event, OutOfBlocks, PrefixCache, move
+from servelab.paging import BlockPool, BlockTable, Event, PrefixCache, move
 from servelab.serving.events import (
     Admitted,
     EngineEvent,
@@ -31,7 +31,8 @@ from servelab.serving.events import (
     SwapPoolChanged,
 )
 from servelab.serving.plan import Plan
-from servelab.serving.request import FinishReason, Sequence, State
+from servelab.serving.request import FinishReason, Sequence, State, table_of
+from servelab.units import check_count, check_flag
 
 Sink = Callable[[EngineEvent | Event], None]
 
@@ -63,6 +64,7 @@ class Scheduler:
     Parameters: ``num_blocks`` of ``block_size`` slots, null block included; ``num_swap_blocks`` on
     the CPU; ``max_num_batched_tokens`` and ``max_num_seqs`` in one step; ``enable_prefix_caching``;
     ``sink`` for events.
+    Raises: ``TypeError``, ``ValueError`` for bad counts.
     """
 
     def __init__(
@@ -76,24 +78,20 @@ class Scheduler:
         sink: Sink | None,
     ) -> None:
         self.pool = BlockPool(num_blocks, block_size, sink)
-        self.swap_pool = (
-            BlockPool(num_swap_blocks + 1, block_size, self._swap_sink(sink))
-            if num_swap_blocks
-            else None
-        )
-        self.prefix_cache = PrefixCache(self.pool) if enable_prefix_caching else None
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_seqs = max_num_seqs
+        self.swap_pool: BlockPool | None = None
+        if swap_blocks := check_count("num_swap_blocks", num_swap_blocks, minimum=0):
+            report = None if sink is None else lambda change: sink(SwapPoolChanged(change=change))
+            self.swap_pool = BlockPool(swap_blocks + 1, block_size, report)
+        caching = check_flag("enable_prefix_caching", enable_prefix_caching)
+        self.prefix_cache = PrefixCache(self.pool) if caching else None
+        self.max_num_batched_tokens = check_count("max_num_batched_tokens", max_num_batched_tokens)
+        self.max_num_seqs = check_count("max_num_seqs", max_num_seqs)
         self.sink = sink
         self.running: list[Sequence] = []  # by rank; each has a table
         self.waiting: deque[Sequence] = deque()  # by rank
         self.swapped_out: list[Sequence] = []  # by the plan that is under way
         self.counters = Counters()
         self._refused: tuple[Sequence, int] | None = None  # who did not fit into what room
-
-    @staticmethod
-    def _swap_sink(sink: Sink | None) -> Callable[[Event], None] | None:
-        return None if sink is None else lambda change: sink(SwapPoolChanged(change=change))
 
     # --- one step -------------------------------------------------------------------------------
 
@@ -146,15 +144,11 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, table: BlockTable, new: int, plan: Plan) -> bool:
         """Extend a table, pre-empting the youngest until it fits; False: that was the sequence."""
-        while True:
-            try:
-                copies = table.append(new)
-            except OutOfBlocks:
-                if self._preempt(plan) is sequence:
-                    return False
-            else:
-                plan.copies += copies
-                return True
+        while table.blocks_needed(new) > self.pool.num_free:
+            if self._preempt(plan) is sequence:
+                return False
+        plan.copies += table.append(new)
+        return True
 
     def _admit(self, plan: Plan, budget: int) -> int:
         """Start or resume those that wait, in order, until one does not fit; return the budget."""
@@ -169,7 +163,7 @@ class Scheduler:
             if self._refused == (sequence, room):
                 break
             back_from = _BACK_FROM.get(sequence.state)
-            start = self._start if back_from != "swap" else self._swap_in
+            start = self._swap_in if back_from == "swap" else self._start
             new = start(sequence, budget, room, plan)
             if not new:
                 self._refused = (sequence, room)
@@ -227,20 +221,19 @@ class Scheduler:
         self.running.remove(victim)
         victim.request.num_preemptions += 1
         table, lost = table_of(victim), victim.num_computed_tokens
+        swap_pool = self.swap_pool
         mode: Mode = "recompute"
-        if held:
-            self.recompute(victim, State.HELD)
-        elif self.swap_pool is None or not lost or len(table.blocks) > self.swap_pool.num_free:
-            self.recompute(victim)
-        else:
-            victim.table, copies = move(table, self.swap_pool)
+        if swap_pool is not None and not held and lost and len(table.blocks) <= swap_pool.num_free:
+            victim.table, copies = move(table, swap_pool)
             plan.swap_out += copies
             self.swapped_out.append(victim)
             victim.state, mode, lost = State.SWAPPED, "swap", 0
+            self.counters.preemptions_by_swap += 1
+        else:
+            self.recompute(victim, State.HELD if held else State.PREEMPTED)
+            self.counters.preemptions_by_recompute += 1
         if not held:
-            self._queue(victim)
-        self.counters.preemptions_by_swap += mode == "swap"
-        self.counters.preemptions_by_recompute += mode == "recompute"
+            self.add(victim)
         self._emit(Preempted, victim, mode=mode, lost_tokens=lost)
         return victim
 
@@ -254,7 +247,8 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait, behind all that came before it."""
-        self._queue(sequence)
+        place = bisect_left(self.waiting, sequence.rank, key=_rank)
+        self.waiting.insert(place, sequence)
 
     def fork(self, parent: Sequence, token_ids: list[int]) -> Sequence:
         """Return a new sibling with ``token_ids``, which shares all that is computed of the parent.
@@ -263,7 +257,7 @@ class Scheduler:
         """
         child = parent.request.new_child(token_ids)
         if parent.table is None:
-            self._queue(child)
+            self.add(child)
         else:
             child.table = parent.table.fork()
             child.num_computed_tokens = parent.num_computed_tokens
@@ -288,9 +282,14 @@ class Scheduler:
         sequence.state, sequence.finish_reason = State.FINISHED, reason
         self._emit(Finished, sequence, reason=reason)
 
-    def _queue(self, sequence: Sequence) -> None:
-        place = bisect_left(self.waiting, sequence.rank, key=_rank)
-        self.waiting.insert(place, sequence)
+    def check(self) -> None:
+        """Compare what the queues, their tables and the pools know of each other.
+
+        Raises: ``servelab.paging.CorruptPool`` with all that is wrong.
+        """
+        self.pool.check([table_of(sequence) for sequence in self.running])
+        if self.swap_pool is not None:
+            self.swap_pool.check([s.table for s in self.waiting if s.table is not None])
 
     def _emit(self, kind: Callable[..., EngineEvent], sequence: Sequence, **facts: object) -> None:
         if self.sink is not None:
@@ -299,10 +298,3 @@ class Scheduler:
 
 _rank = attrgetter("rank")
 _BACK_FROM: dict[State, Mode] = {State.PREEMPTED: "recompute", State.SWAPPED: "swap"}
-
-
-def table_of(sequence: Sequence) -> BlockTable:
-    """Return the table of a sequence that must have one."""
-    if sequence.table is None:
-        raise RuntimeError(f"{sequence!r} has no block table")
-    return sequence.table
