@@ -279,8 +279,8 @@ MUTANTS = (
         "B2 all children get the first one's token",
         "commit.py",
         "test_b02",
-        "if branch.take(token):",
-        "if branch.take(tokens[0]):",
+        "if branch.take(token)]",
+        "if branch.take(tokens[0])]",
     ),
     Mutant.of(
         "the log-probability of another token is summed",

@@ -61,15 +61,22 @@ def commit(
             sequence.candidates = logprobs[0] if logprobs else None
             generated -= 1
             continue
-        branches = _branch(scheduler, sequence) if sequence.seats > 1 else (sequence,)
+        branches = _branch(scheduler, sequence) if sequence.seats > 1 else None
         if logprobs is not None:
-            _note_logprobs(branches, tokens, logprobs)
-        for branch, token in zip(branches, tokens, strict=True):
-            if branch.take(token):
-                scheduler.finish(branch, "stop" if token in request.stops else "length")
-                request.times.last_token = clock_seconds
-                if request.finished:
-                    completed.append(request)
+            _note_logprobs(branches or [sequence], tokens, logprobs)
+        if branches is not None:
+            pairs = zip(branches, tokens, strict=True)
+            ended = [branch for branch, token in pairs if branch.take(token)]
+        elif sequence.take(tokens[0]):
+            ended = [sequence]
+        else:
+            continue  # nearly always
+        for branch in ended:
+            stopped = branch.token_ids[-1] in request.stops
+            scheduler.finish(branch, "stop" if stopped else "length")
+            request.times.last_token = clock_seconds
+            if request.finished:
+                completed.append(request)
     scheduler.counters.generated_tokens += generated
     return completed
 
@@ -92,7 +99,7 @@ def _branch(scheduler: Scheduler, parent: Sequence) -> list[Sequence]:
 
 
 def _note_logprobs(
-    branches: SequenceOf[Sequence], tokens: SequenceOf[int], logprobs: SequenceOf[dict[int, float]]
+    branches: list[Sequence], tokens: SequenceOf[int], logprobs: SequenceOf[dict[int, float]]
 ) -> None:
     for branch, token, of_position in zip(branches, tokens, logprobs, strict=True):
         branch.logprobs.append(of_position)
