@@ -381,10 +381,10 @@ MUTANTS = (
         "log-probabilities are those behind temperature and filters",
         SAMPLER,
         "test_log_probabilities_are_those_before",
-        "    return _report(tokens, logits, draws, *report)",
+        "    return _report(tokens, logits, draws, report)",
         "    if draws.chance:\n"
         "        logits = logits.to(scaled.dtype).index_copy(0, row[chance], scaled)\n"
-        "    return _report(tokens, logits, draws, *report)",
+        "    return _report(tokens, logits, draws, report)",
     ),
     # --- the model ------------------------------------------------------------------------------
     Mutant.of(
@@ -476,7 +476,7 @@ MUTANTS = (
         "a second lm_head of a tied model is passed over",
         CHECKPOINT,
         "test_a_tied_model",
-        "if not torch.equal(part.to(embedding), embedding):",
+        "if not torch.equal(head, embedding):",
         "if False:",
     ),
     Mutant.of(

@@ -113,9 +113,9 @@ def test_a_model_decodes_through_padded_buckets_as_without() -> None:
     blocks = 1 + max(int(b.slots.max()) for b in batches) // 4
     attention, store = TritonAttention("cpu", num_splits=1), KvStore(spec, PoolShape(blocks + 9, 4))
 
-    def step(batch: StepBatch) -> tuple[torch.Tensor, ...]:
+    def step(batch: StepBatch) -> torch.Tensor:
         last = batch.query_starts[1:].long() - 1  # (R)
-        return (model.forward(batch, store.data, attention, last),)  # (R, V)
+        return model.forward(batch, store.data, attention, last)  # (R, V)
 
     graphs = DecodeGraphs(step, max_rows=4, table_width=8, block_size=4, device="cpu")
     with torch.inference_mode():
@@ -123,10 +123,10 @@ def test_a_model_decodes_through_padded_buckets_as_without() -> None:
             store.data.normal_(generator=torch.Generator().manual_seed(1))
             store.data[:, :, NULL_BLOCK] = torch.nan
             before = store.data.clone()
-            (expected,) = step(batch)
+            expected = step(batch)
             stored = store.data[:, :, NULL_BLOCK + 1 :].clone()
             store.data.copy_(before)
-            (logits,) = graphs.run(batch)
+            logits = graphs.run(batch)
             torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
             assert logits.isfinite().all()
             # Padding rows have written to the null block and to no other.

@@ -27,7 +27,7 @@ import torch  # noqa: E402
 
 from servelab import models  # noqa: E402
 from servelab.decoder import KvStore, PagedDecoder, StepBatch  # noqa: E402
-from servelab.decoder.graphs import Capture, DecodeGraphs, Outputs  # noqa: E402
+from servelab.decoder.graphs import Capture, DecodeGraphs  # noqa: E402
 from servelab.decoder.triton_attention import TritonAttention  # noqa: E402
 from servelab.measure import Measurement, Record, roofs, sample_seconds, sweep  # noqa: E402
 from servelab.measure.records import FOLDER  # noqa: E402
@@ -135,9 +135,9 @@ def measure_steps(
     store = KvStore(spec, pool, device=device, dtype=torch.bfloat16)
     backend = TritonAttention(device)
 
-    def step(batch: StepBatch) -> Outputs:
+    def step(batch: StepBatch) -> torch.Tensor:
         last = batch.query_starts[1:].long() - 1  # (R)
-        return (model.forward(batch, store.data, backend, last).argmax(-1),)  # (R)
+        return model.forward(batch, store.data, backend, last).argmax(-1)  # (R)
 
     width = batch.block_tables.shape[1]
     sizes = {"max_rows": rows, "table_width": width, "block_size": BLOCK_SIZE, "device": device}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -86,9 +86,9 @@ class Checkpoint:
         for key in ("quantization_config", "quantization"):
             if config.get(key) is not None:
                 raise UnsupportedConfig(key, f"quantised weights are not read: {config[key]!r}")
-        _expect(config, "hidden_act", ("silu", "swish"), default="silu")
-        _expect(config, "partial_rotary_factor", (1, 1.0), default=1)
-        _expect(config, "rope_interleaved", (False,), default=False)
+        _expect(config, "hidden_act", "silu", "swish")
+        _expect(config, "partial_rotary_factor", 1)
+        _expect(config, "rope_interleaved", False)
         spec = ModelSpec.from_config(config, name=folder.name)
         spec.require_parameters()
         return cls(
@@ -110,17 +110,20 @@ class Checkpoint:
         """
         repeated = self.check(weights)
         with torch.no_grad():
+            # Each file is opened for each tensor: as long as it is mapped, every page that was read
+            # counts as this process's memory, and loading would take twice the weights.
             for name, wanted in weights.items():
-                for part in self._read(name):
-                    wanted.copy_(part)
+                with _opened(self.files[name]) as file:
+                    wanted.copy_(file.get_tensor(name))
             if repeated:
                 embedding = weights["model.embed_tokens.weight"]
-                for part in self._read("lm_head.weight"):
-                    if not torch.equal(part.to(embedding), embedding):
-                        raise BadCheckpoint(
-                            f"{self.folder}: tie_word_embeddings is true, "
-                            f"but lm_head.weight is not model.embed_tokens.weight"
-                        )
+                with _opened(self.files["lm_head.weight"]) as file:
+                    head = file.get_tensor("lm_head.weight").to(embedding)
+                if not torch.equal(head, embedding):
+                    raise BadCheckpoint(
+                        f"{self.folder}: tie_word_embeddings is true, "
+                        f"but lm_head.weight is not model.embed_tokens.weight"
+                    )
 
     def check(self, weights: Mapping[str, Tensor]) -> bool:
         """Return whether the files hold lm_head beside ``weights``, which must all be there.
@@ -138,27 +141,15 @@ class Checkpoint:
                 f"{self.folder}: {_some(surplus)} in the weights, but not the model"
             )
         for name, wanted in weights.items():
-            self._check(name, tuple(wanted.shape))
+            with _opened(self.files[name]) as file:
+                part = file.get_slice(name)
+                found, shape, dtype = tuple(part.get_shape()), tuple(wanted.shape), part.get_dtype()
+            if dtype not in _STORED:
+                known = ", ".join(_STORED)
+                raise BadCheckpoint(f"{name}: weights in {dtype} are not read; known: {known}")
+            if found != shape:
+                raise BadCheckpoint(f"{name} must have shape {shape}, its file has {found}")
         return repeated
-
-    def _check(self, name: str, shape: tuple[int, ...]) -> None:
-        with _opened(self.files[name]) as file:
-            part = file.get_slice(name)
-            found, dtype = tuple(part.get_shape()), part.get_dtype()
-        if dtype not in _STORED:
-            known = ", ".join(_STORED)
-            raise BadCheckpoint(f"{name}: weights in {dtype} are not read; known: {known}")
-        if found != shape:
-            raise BadCheckpoint(f"{name} must have shape {shape}, its file has {found}")
-
-    def _read(self, name: str) -> Iterator[Tensor]:
-        """Yield a tensor that is mapped into memory, and unmap it behind.
-
-        Each file is opened for each tensor: as long as it is mapped, every page that was read
-        counts as this process's memory, and loading would take twice the weights.
-        """
-        with _opened(self.files[name]) as file:
-            yield file.get_tensor(name)
 
     def tokenizer(self) -> TextTokenizer | None:
         """Return the tokenizer of ``tokenizer.json``, None where there is none."""
@@ -222,7 +213,7 @@ def read_rope(config: Mapping[str, Any]) -> Rope:
     if len(thetas) > 1:
         raise UnsupportedConfig("rope_theta", f"has two values: {sorted(thetas)}")
     theta = thetas.pop() if thetas else 10_000.0  # the default of all four families
-    _expect(section, "partial_rotary_factor", (1, 1.0), default=1)
+    _expect(section, "partial_rotary_factor", 1)
     kinds = [section[name] for name in ("rope_type", "type") if section.get(name) is not None]
     kind = None
     if kinds and kinds[0] == kinds[-1]:
@@ -312,11 +303,9 @@ def _dtype(spec: ModelSpec) -> torch.dtype:
     return DTYPES[spec.weight_dtype]
 
 
-def _expect(
-    config: Mapping[str, Any], key: str, allowed: tuple[object, ...], default: object
-) -> None:
+def _expect(config: Mapping[str, Any], key: str, *allowed: object) -> None:
     value = config.get(key)
-    if (default if value is None else value) not in allowed:
+    if value is not None and value not in allowed:
         raise UnsupportedConfig(key, f"{value!r} is not decoded here; known: {allowed[0]!r}")
 
 

@@ -26,9 +26,8 @@ from servelab.decoder.attention import StepBatch
 from servelab.paging import NULL_BLOCK
 from servelab.units import check_count
 
-# The answer of a step: tensors with one entry per row.
-Outputs = tuple[Tensor, ...]
-Work = Callable[[], Outputs]
+# Computes the answer of a step: a tensor with one entry per row.
+Work = Callable[[], Tensor]
 # Records some work, and returns what repeats it with whatever its inputs contain by then.
 Capture = Callable[[Work], Work]
 
@@ -62,11 +61,11 @@ def cuda_graphs() -> Capture:
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            outputs = work()
+            answer = work()
 
-        def replay() -> Outputs:
+        def replay() -> Tensor:
             graph.replay()
-            return outputs
+            return answer
 
         return replay
 
@@ -81,12 +80,12 @@ def eagerly(work: Work) -> Work:
 class DecodeGraphs:
     """Runs steps of one new token per row as graphs, all others as they are.
 
-    Parameters: ``step`` computes a batch, and answers with tensors of one entry per row;
+    Parameters: ``step`` computes a batch, and answers with a tensor of one entry per row;
     ``max_rows`` of a batch, ``table_width`` blocks of a row, of ``block_size`` tokens;
     ``device`` of the batches; ``capture`` None: CUDA graphs on a CUDA device, `eagerly` elsewhere.
     Raises: ``TypeError``, ``ValueError`` for bad counts.
 
-    >>> graphs = DecodeGraphs(lambda batch: (batch.tokens + batch.context_lens,), max_rows=8,
+    >>> graphs = DecodeGraphs(lambda batch: batch.tokens + batch.context_lens, max_rows=8,
     ...     table_width=4, block_size=16, device="cpu")
     >>> tables = torch.tensor([[1, 2], [3, 0], [4, 5]], dtype=torch.int32)
     >>> batch = StepBatch(tokens=torch.tensor([7, 8, 9]), positions=torch.tensor([16, 2, 20]),
@@ -95,12 +94,12 @@ class DecodeGraphs:
     ...     context_lens=torch.tensor([17, 3, 21], dtype=torch.int32), max_new_tokens=1,
     ...     max_context_len=21)
     >>> graphs.run(batch), graphs.captured
-    ((tensor([24, 11, 30]),), [4])
+    (tensor([24, 11, 30]), [4])
     """
 
     def __init__(
         self,
-        step: Callable[[StepBatch], Outputs],
+        step: Callable[[StepBatch], Tensor],
         *,
         max_rows: int,
         table_width: int,
@@ -137,10 +136,10 @@ class DecodeGraphs:
             and batch.block_tables.shape[1] <= self.table_width
         )
 
-    def run(self, batch: StepBatch) -> Outputs:
-        """Return the answer of a step, of each tensor the entries of the batch's rows.
+    def run(self, batch: StepBatch) -> Tensor:
+        """Return the answer of a step, the entries of the batch's rows.
 
-        The tensors are overwritten by the next run. A bucket is captured when it is first met.
+        It is overwritten by the next run. A bucket is captured when it is first met.
         """
         if not self.accepts(batch):
             return self._step(batch)
@@ -149,7 +148,7 @@ class DecodeGraphs:
         bucket = bucket_of(rows)
         if bucket not in self._replays:
             self._replays[bucket] = self._capture(partial(self._step, self._padded(bucket)))
-        return tuple(output[:rows] for output in self._replays[bucket]())
+        return self._replays[bucket]()[:rows]
 
     def _fill(self, batch: StepBatch, rows: int) -> None:
         """Copy a batch to the top of the buffers; make padding of what the last one left below."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from servelab.decoder.attention import AttentionBackend, ReferenceAttention, StepBatch
 from servelab.decoder.checkpoint import Checkpoint
 from servelab.decoder.compiled import CompiledDecode
-from servelab.decoder.graphs import DecodeGraphs, Outputs
+from servelab.decoder.graphs import DecodeGraphs
 from servelab.decoder.kv_store import KvStore
 from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder, dtype_of
 from servelab.decoder.sampler import Draws, sample
@@ -209,16 +209,16 @@ class TorchRunner:
     def logits(self, batch: StepBatch, last: Tensor) -> Tensor:
         """Return the logits (L, V) behind the tokens at the places ``last`` (L) of a batch."""
         if self._graphs is not None and len(last) == len(batch.rows):
-            return self._graphs.run(batch)[0]
+            return self._graphs.run(batch)
         if self._compiled is not None and len(last) == len(batch.tokens):  # decode rows only
             return self._compiled.logits(batch, self.store.data, self.attention)
         logits: Tensor = self.model.forward(batch, self.store.data, self.attention, last)
         return logits
 
-    def _every_row(self, batch: StepBatch) -> Outputs:
+    def _every_row(self, batch: StepBatch) -> Tensor:
         """Return the logits (R, V) behind the last token of every row."""
         last = batch.query_starts[1:].long() - 1  # (R)
-        return (self.model.forward(batch, self.store.data, self.attention, last),)
+        return self.model.forward(batch, self.store.data, self.attention, last)
 
     def _stage(self, rows: SequenceOf[_Fields]) -> tuple[StepBatch, Tensor, Draws]:
         """Return a step's tensors, the places to draw from, and what to draw there."""

@@ -111,7 +111,7 @@ def sample(logits: Tensor, draws: Draws) -> tuple[list[int], dict[int, dict[int,
         tokens.index_copy_(0, chance, invert(scaled, uniform))
     if not draws.asked:
         return _known(tokens.tolist(), vocabulary), {}
-    return _report(tokens, logits, draws, *report)
+    return _report(tokens, logits, draws, report)
 
 
 def temper(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -177,15 +177,10 @@ def _known(tokens: list[int], vocabulary: int) -> list[int]:
 
 
 def _report(
-    tokens: Tensor,
-    logits: Tensor,
-    draws: Draws,
-    asked: Tensor,
-    num_tops: Tensor,
-    reported: Tensor,
-    reporter: Tensor,
+    tokens: Tensor, logits: Tensor, draws: Draws, sent: list[Tensor]
 ) -> tuple[list[int], dict[int, dict[int, float]]]:
-    """Return what ``sample`` does, where log-probabilities are asked for."""
+    """Return what ``sample`` does, where log-probabilities are asked for; ``sent`` of ``draws``."""
+    asked, num_tops, reported, reporter = sent
     vocabulary, most = logits.shape[1], max(draws.num_tops)
     most = min(max(most, 1), vocabulary)
     logprobs = logits[asked].to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
