@@ -10,7 +10,6 @@ Ignores: which rows to run: the scheduler decides.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Sequence as SequenceOf
 from itertools import accumulate
@@ -117,10 +116,7 @@ class TorchRunner:
 
         On a CUDA device: that share, less what anybody uses now (the weights are there already). On
         a CPU that share of the memory, but at most one GiB: other programs need the rest.
-        Raises: ``ValueError`` for a share that is not over 0 and at most 1.
         """
-        if not 0 < utilization <= 1:
-            raise ValueError(f"utilization must be over 0 and at most 1, got {utilization}")
         if self.device.type != "cuda":
             pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
             total = pages * os.sysconf("SC_PAGE_SIZE") if pages > 0 else GiB
@@ -292,9 +288,9 @@ def _backend(attention: str | AttentionBackend | None, device: torch.device) -> 
     if attention == "reference":
         return ReferenceAttention()
     if attention == "triton":
-        module = importlib.import_module("servelab.decoder.triton_attention")
-        backend: AttentionBackend = module.TritonAttention()
-        return backend
+        from servelab.decoder.triton_attention import TritonAttention
+
+        return TritonAttention()
     if isinstance(attention, str):
         raise ValueError(f"attention must be 'reference' or 'triton', got {attention!r}")
     return attention
