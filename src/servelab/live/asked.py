@@ -17,12 +17,13 @@ from collections.abc import Callable
 from servelab import hardware, models
 from servelab.live.panel import Answer, Choice, Field, Slider, Values
 from servelab.models import ModelSpec
-from servelab.units import format_bytes
+from servelab.units import format_bytes, format_tokens, parse_tokens
 
 #: The option that stands for a configuration in the field beside it.
 PASTED = "pasted"
 _MOST_TEXT = 2**20  # characters of a pasted configuration
 _MOST_DEPTH = 100
+_MOST_DIGITS = 24  # of a count, separators included
 
 
 def chip_choice(value: str = "h100-sxm-80gb") -> Choice:
@@ -61,6 +62,11 @@ def powers(first: int, last: int, between: bool = False) -> tuple[int, ...]:
     return tuple(found)
 
 
+def token_slider(name: str, label: str, stops: tuple[int, ...], value: int) -> Slider:
+    """Return a slider over numbers of tokens, with K as the book writes them."""
+    return Slider(name, label, tuple(map(format_tokens, stops)), format_tokens(value))
+
+
 def config_field() -> Field:
     """Return the field into which a configuration is pasted."""
     label = "config.json (for the last choice of Model)"
@@ -97,20 +103,21 @@ def whole(values: Values, name: str, most: int) -> int:
 
     Raises: ``ValueError`` for anything else.
 
-    >>> whole({"rows": "4,096"}, "rows", 10**6)
-    4096
+    >>> whole({"rows": "4,096"}, "rows", 10**6), whole({"tokens": "32K"}, "tokens", 10**6)
+    (4096, 32768)
     >>> whole({"rows": "-1"}, "rows", 10**6)
     Traceback (most recent call last):
     ...
     ValueError: rows must be a whole number from 1 to 1,000,000, got '-1'
     """
     said = values[name].strip()
-    digits = said.replace(",", "").replace("_", "")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
-        digits = "0"
-    if not 1 <= int(digits) <= most:
+    try:
+        number = parse_tokens(said) if len(said) <= _MOST_DIGITS else 0
+    except ValueError:
+        number = 0
+    if not 1 <= number <= most:
         raise ValueError(f"{name} must be a whole number from 1 to {most:,}, got {said[:40]!r}")
-    return int(digits)
+    return number
 
 
 def decimal(size_bytes: int) -> str:

@@ -24,6 +24,7 @@ from servelab.live.asked import (
     model_choice,
     model_of,
     powers,
+    token_slider,
     whole,
 )
 from servelab.live.panel import Answer, Choice, Panel, Switch, Values, among, table_html
@@ -46,7 +47,7 @@ def panel() -> Panel:
     """
     what = (model_choice("qwen3-8b", (PASTED, "a pasted config.json")), config_field())
     load = (
-        count_slider("tokens", "Tokens of each user", powers(128, 1048576, between=True), 32768),
+        token_slider("tokens", "Tokens of each user", powers(128, 1048576, between=True), 32768),
         count_slider("users", "Users at once", powers(1, 1024, between=True), 12),
         format_choice("kv_dtype", "KV cache in", _FORMATS, "bf16"),
     )

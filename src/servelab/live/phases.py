@@ -26,6 +26,7 @@ from servelab.live.asked import (
     model_choice,
     model_of,
     powers,
+    token_slider,
     whole,
 )
 from servelab.live.panel import Answer, Panel, Values, table_html
@@ -50,7 +51,7 @@ def panel() -> Panel:
     )
     how_much = (
         count_slider("batch", "Sequences decoding", powers(1, 512, between=True), 32),
-        count_slider("context", "Prompt, and context", powers(128, 131072, between=True), 2048),
+        token_slider("context", "Prompt, and context", powers(128, 131072, between=True), 2048),
     )
     return Panel("phases", "Prefill and decode", {"": what, "The step": how_much}, answer)
 

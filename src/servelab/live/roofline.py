@@ -24,6 +24,7 @@ from servelab.live.asked import (
     model_choice,
     model_of,
     powers,
+    token_slider,
     whole,
 )
 from servelab.live.panel import Answer, Choice, Field, Panel, Values, table_html
@@ -64,7 +65,7 @@ def panel() -> Panel:
         config_field(),
         Choice("phase", "Phase", (("decode", "decode"), ("prefill", "prefill")), "decode"),
         count_slider("batch", "Sequences", powers(1, 512), 64),
-        count_slider("context", "Tokens of each", powers(128, 131072), 2048),
+        token_slider("context", "Tokens of each", powers(128, 131072), 2048),
     )
     chip = (chip_choice(), format_choice("dtype", "Numbers in", _FORMATS, "bf16"))
     groups = {"": chip, "A matrix": matrix, "A whole step": step}
@@ -104,7 +105,7 @@ def _off(model: str) -> tuple[str, ...]:
 
 def _step(values: Values, dtype: str) -> Mark:
     spec = model_of(values)
-    batch, tokens = whole(values, "batch", 4096), whole(values, "context", 2**20)
+    batch, tokens = _sequences(values)
     pair = (1, tokens - 1) if values["phase"] == "decode" else (tokens, 0)
     cost = step_cost(spec, [pair] * batch, "last", dtype, dtype, dtype)
     return Mark(f"{spec.name}, {values['phase']}", cost)
@@ -128,8 +129,13 @@ def _of_matrix(
     )
 
 
+def _sequences(values: Values) -> tuple[int, int]:
+    """Return how many sequences there are, and the tokens of each."""
+    return whole(values, "batch", 4096), whole(values, "context", 2**20)
+
+
 def _of_step(values: Values, step: Mark, chip: Accelerator, dtype: str) -> str:
-    batch, tokens = int(values["batch"]), int(values["context"])
+    batch, tokens = _sequences(values)
     plural = "s" * (batch != 1)
     what = (
         f"one token for {batch:,} sequence{plural} at context {tokens:,}"
