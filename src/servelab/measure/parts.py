@@ -7,7 +7,7 @@ weights and caches in the step's order. Five more show a cause by taking it away
 in: matrices read from memory although a cache could hold them, matrices in the order that the CPU's
 kernels read, the gather of attention alone, a whole step with such matrices (on a GPU: without a
 CUDA graph), and a hollow model, as deep as this one and with hardly any width, which pays for the
-calls and for nothing else.
+calls and, with one row, for little else.
 
 Assumes: the times of parts that are executed alone add up to the step's; `servelab.measure.sweeps`
 records both, and the difference is shown.
