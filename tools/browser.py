@@ -6,10 +6,11 @@ import functools
 import http.server
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, sync_playwright
 
@@ -46,24 +47,33 @@ def opened() -> Iterator[Browser]:
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder, below ``prefix`` if one is set, and says nothing."""
+    """Serves a folder, below ``prefix`` if one is set, and files beside it; says nothing."""
 
     prefix = ""
+    beside: Mapping[str, Path] = {}
 
     def translate_path(self, path: str) -> str:
         """The file of an address; one that is outside the prefix has none."""
         if not path.startswith(self.prefix + "/"):
             return str(Path(self.directory) / "no-such-file")
-        return super().translate_path(path.removeprefix(self.prefix))
+        path = path.removeprefix(self.prefix)
+        if more := self.beside.get(urlsplit(path).path.removeprefix("/")):
+            return str(more)
+        return super().translate_path(path)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: the requests that matter are reported by the browser."""
 
 
 @contextmanager
-def served(site: Path, prefix: str = "") -> Iterator[str]:
-    """Serve a folder on a free port of the loopback address; yields its address."""
-    handler = type("Handler", (QuietHandler,), {"prefix": prefix})
+def served(site: Path, prefix: str = "", *beside: Path) -> Iterator[str]:
+    """Serve a folder on a free port of the loopback address; yields its address.
+
+    Files ``beside`` it stand at its top. (A page put there by Playwright's ``route`` would cost the
+    whole context the browser's cache.)
+    """
+    named = {path.name: path for path in beside}
+    handler = type("Handler", (QuietHandler,), {"prefix": prefix, "beside": named})
     server = http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), functools.partial(handler, directory=str(site))
     )

@@ -131,8 +131,9 @@ def site() -> Counter[str]:
 
 def live() -> Counter[str]:
     in_node, in_browser = LIVE_TESTS
-    # The first starts a Node for each core itself.
-    return pytest("node", in_node) + pytest("browser", "-n", str(WORKERS), in_browser)
+    # The first starts a Node for each core itself; the second keeps some pages open between tests.
+    shared = ("-n", str(WORKERS), "--dist=loadgroup")
+    return pytest("node", in_node) + pytest("browser", *shared, in_browser)
 
 
 STAGES: dict[str, Callable[[], Counter[str]]] = {

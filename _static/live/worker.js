@@ -26,9 +26,19 @@ const failed = (error) => {
 };
 
 let ready = false;
+// Where its WebAssembly comes spoilt, Pyodide only warns, and waits for ever ...
+const { instantiateStreaming } = WebAssembly;
+WebAssembly.instantiateStreaming = async (...given) => {
+  try {
+    return await instantiateStreaming(...given);
+  } catch (error) {
+    if (!ready) failed(error);
+    throw error;
+  }
+};
 const page = start();
 page.then(() => (ready = true), failed);
-// Where its WebAssembly does not come, Pyodide leaves a promise nobody holds, and waits for ever.
+// ... and where it does not come, it leaves a promise that nobody holds.
 addEventListener("unhandledrejection", (event) => {
   event.preventDefault();
   if (!ready) failed(event.reason); // later ones are those of the reader's code
