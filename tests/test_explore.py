@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from servelab import markup
 from servelab.explore import (
     Header,
     Job,
@@ -271,7 +272,7 @@ def test_no_name_breaks_a_picture(name: str) -> None:
     )
     root = parsed(picture)
     check_layout(root)
-    assert svg.clean(name) in hover(cells(root)[1])
+    assert markup.clean(name) in hover(cells(root)[1])
     engine, trace = traced(block_size=4, num_blocks=40)
     engine.add([1, 2, 3], SamplingParams(max_tokens=2, n=2, seed=1), request_id=name)
     while engine.unfinished:
@@ -501,7 +502,7 @@ def test_an_empty_timeline_and_an_unfinished_run_are_drawn() -> None:
 
 
 def test_attributes_are_escaped_too() -> None:
-    element = ElementTree.fromstring(svg.element("g", class_=HOSTILE[0], data_name='"\x00<&'))
+    element = ElementTree.fromstring(markup.element("g", class_=HOSTILE[0], data_name='"\x00<&'))
     assert element.attrib == {"class": HOSTILE[0], "data-name": '"\ufffd<&'}
 
 

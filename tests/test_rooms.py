@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "servelab"
 # From the ground up, with what each may import besides the standard library and the rooms above.
 ROOMS: dict[str, set[str]] = {
     "units": set(),
+    "markup": set(),
     "hardware": set(),
     "models": set(),
     "roofline": set(),
@@ -121,3 +122,11 @@ else:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_page_that_starts_waits_for_no_room_that_its_cells_may_not_need() -> None:
+    """In the reader's browser every module that is imported is compiled first."""
+    script = "import sys, servelab.live; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    rooms = {name.split(".")[1] for name in done.stdout.split() if name.startswith("servelab.")}
+    assert rooms == {"units", "markup", "live"}, done.stderr

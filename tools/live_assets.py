@@ -35,6 +35,7 @@ PYODIDE_FILES = (
 )
 ROOMS = (
     "units",
+    "markup",
     "hardware",
     "models",
     "roofline",

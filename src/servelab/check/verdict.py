@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from servelab.explore.svg import escaped
+from servelab.markup import escaped
 
 State = Literal["passed", "failed", "not attempted"]
 #: The mime type under which a notebook stores a verdict; ``servelab check`` reads it.

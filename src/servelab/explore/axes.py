@@ -14,7 +14,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from servelab.explore.svg import OWNERS, element, number, rule, text, text_width
+from servelab.explore.svg import OWNERS, rule, text, text_width
+from servelab.markup import element, number
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 Ticks = Sequence[tuple[float, str]]

@@ -21,7 +21,6 @@ from servelab.explore.svg import (
     Drawing,
     Svg,
     box,
-    element,
     fill,
     hover,
     picture,
@@ -29,6 +28,7 @@ from servelab.explore.svg import (
     text,
     wrapped,
 )
+from servelab.markup import element
 from servelab.memory import Budget
 from servelab.units import check_count, format_bytes, format_tokens, parse_bytes
 

@@ -24,10 +24,8 @@ from servelab.explore.svg import (
     Svg,
     box,
     clip,
-    element,
     fill,
     hover,
-    number,
     paragraph,
     picture,
     rule,
@@ -36,6 +34,7 @@ from servelab.explore.svg import (
     wrapped,
 )
 from servelab.explore.timeline import Bar, Kind, Lane, Span, Timeline
+from servelab.markup import element, number
 from servelab.units import format_seconds
 
 _LEFT, _RIGHT = 74.0, WIDTH - 6  # of the plot

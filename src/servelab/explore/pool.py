@@ -23,15 +23,14 @@ from servelab.explore.svg import (
     Svg,
     box,
     clip,
-    element,
     fill,
     hover,
-    number,
     paragraph,
     picture,
     text,
     text_width,
 )
+from servelab.markup import element, number
 from servelab.paging import NULL_BLOCK, PoolState
 from servelab.units import check_count, format_count
 

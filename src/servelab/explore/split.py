@@ -19,7 +19,6 @@ from servelab.explore.svg import (
     WIDTH,
     Drawing,
     Svg,
-    element,
     fill,
     hover,
     paragraph,
@@ -29,6 +28,7 @@ from servelab.explore.svg import (
     text_width,
     wrapped,
 )
+from servelab.markup import element
 from servelab.roofline import Time
 from servelab.units import format_seconds
 

@@ -33,15 +33,14 @@ from servelab.explore.svg import (
     Svg,
     box,
     clip,
-    element,
     fill,
     hover,
-    number,
     paragraph,
     picture,
     rule,
     text,
 )
+from servelab.markup import element, number
 from servelab.paging import BlockPool, PoolState
 
 # What a prefix key stands for: the key of the prefix before it, and the tokens of its block, as

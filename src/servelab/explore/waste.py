@@ -30,14 +30,13 @@ from servelab.explore.svg import (
     Drawing,
     Svg,
     box,
-    element,
     fill,
     hover,
-    number,
     picture,
     text,
     text_width,
 )
+from servelab.markup import element, number
 from servelab.units import check_fields, format_count
 
 # Of each part that is drawn: its colour, and the share of the bar's height that it fills.

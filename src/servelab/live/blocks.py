@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from servelab.explore.svg import element, escaped
 from servelab.live.panel import Choice
+from servelab.markup import element, escaped
 
 
 def block_options(num_blocks: int) -> tuple[tuple[str, str], ...]:

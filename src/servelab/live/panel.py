@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from servelab.explore.svg import element, escaped
+from servelab.markup import element, escaped
 from servelab.units import check_count
 
 # What a form sends: the text of each control, by the control's name.
