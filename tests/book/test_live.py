@@ -425,7 +425,8 @@ def test_code_that_ends_python_is_said_in_a_sentence(hand_made: Visit, ending: s
     hand_made.write(1, ending)
     hand_made.write(2, "1 / 0")  # Python ends now at the latest
     hand_made.run(2)
-    shown = hand_made.tab.locator(".live-note", has_text="Python broke down")
+    # A panel that was used says so too.
+    shown = hand_made.tab.locator(".cell .live-note", has_text="Python broke down")
     expect(shown).to_contain_text("the names of this page are gone")
     assert "Traceback" not in shown.inner_text()
     hand_made.press(1, "Reset")
