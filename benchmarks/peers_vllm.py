@@ -130,9 +130,9 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
     vllm = Vllm(install(), folder, options.threads, folder / "vllm.log")
     engines: list[Any] = [vllm, Ours(folder)]
     batches, new_tokens = ((1,), 8) if options.quick else ((1, 8, 32), 64)
-    rows: list[list[object]] = []
     found = []
     for batch in batches:
+        rows: list[list[object]] = []
         steps: dict[str, list[float]] = {engine.name: [] for engine in engines}
         roofs = []
         for turn in range(options.rounds + 1):
@@ -152,6 +152,7 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
         found.append(
             goals.Goal(f"step, batch {batch}: vLLM's times", TIMES_VLLM[batch], ratio, False)
         )
+        print(units.table(rows, ["batch", "engine", "step ms", "of rounds", "copy"]), flush=True)
     lengths = mixed.workload(8 if options.quick else 64)
     prompts = [random_prompts(1, p, i)[0] for i, (p, _) in enumerate(lengths)]
     outputs = [output for _, output in lengths]
@@ -166,8 +167,7 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
     pairs = zip(rates["ours, compiled"], rates["vLLM"], strict=True)
     share = statistics.median(ours / theirs for ours, theirs in pairs)
     found.append(goals.Goal("output tokens/s, mixed lengths: vLLM's times", 0.5, share))
-    print(units.table(rows, ["batch", "engine", "step ms", "of rounds", "copy"]), end="\n\n")
-    print(f"{len(lengths)} requests of mixed lengths, output tokens/s:")
+    print(f"\n{len(lengths)} requests of mixed lengths, output tokens/s:")
     for name, reached in rates.items():
         print(f"  {name}: {statistics.median(reached):.0f}")
     print()

@@ -126,7 +126,7 @@ def book() -> Counter[str]:
 
 
 def site() -> Counter[str]:
-    return pytest("site", SITE_TESTS)
+    return pytest("site", "-n", str(WORKERS), "--dist=loadgroup", SITE_TESTS)
 
 
 def live() -> Counter[str]:

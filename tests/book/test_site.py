@@ -45,7 +45,15 @@ CHANGES = re.compile(r"https://github\.com/[\w-]+/[\w-]+/(?:pull|issues)/\d+")
 pytestmark = pytest.mark.skipif(
     not PAGES, reason="THE BOOK IS NOT BUILT, so no page was checked: run make book, or make test"
 )
-each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(SITE)))
+# All tests of a page in one worker, which reads it once.
+NAMED = {str(path.relative_to(SITE)): path for path in PAGES}
+each_page = pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=name, marks=pytest.mark.xdist_group(name))
+        for name, path in NAMED.items()
+    ],
+)
 
 
 @functools.cache

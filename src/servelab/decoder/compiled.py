@@ -11,6 +11,7 @@ Ignores: chunks of prompts, which are run as they are: they are bound by their m
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,9 @@ _INDUCTOR: dict[str, Any] = {
     "autotune_num_choices_displayed": 0,  # else it prints what each took,
     "max_autotune_report_choices_stats": False,  # in two ways
 }
+
+# Of torch's own code, about itself, the first time that it tries kernels.
+warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning, "torch._inductor")
 
 _calls: list[_Call] = []  # the one that is running
 
