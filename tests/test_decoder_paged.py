@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import random
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -338,6 +339,9 @@ def test_a_compiled_step_equals_the_dense_decoder(
 
 
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no bf16")
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="this machine has no C++ compiler"
+)
 def test_generated_code_holds_every_matrix_packed(pairs: Pairs) -> None:
     """In torch 2.13 a freezing that does not take place says nothing."""
     dense = pairs["llama-gqa"][0]
