@@ -301,6 +301,10 @@ def test_what_cannot_be_run_is_refused(pairs: Pairs) -> None:
     wide = replace(spec.layers[0], mlp=replace(spec.layers[0].mlp, width=81))
     with pytest.raises(ValueError, match="all layers must have one shape"):
         PagedDecoder(replace(spec, layers=(wide, *spec.layers[1:])))
+    heads = replace(spec.layers[0].attention, num_kv_heads=1)
+    mixed = replace(spec, layers=(replace(spec.layers[0], attention=heads), *spec.layers[1:]))
+    with pytest.raises(ValueError, match="needs the same KV heads in each, got"):
+        KvStore(mixed, PoolShape(4, 4))
     with pytest.raises(ValueError, match="learned positions"):
         PagedDecoder(models.get("opt-13b"), device="meta")
 

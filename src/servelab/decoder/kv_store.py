@@ -4,8 +4,7 @@ Models: the pool of `servelab.paging` as memory: every layer has a tensor of key
 ``num_blocks`` blocks of ``block_size`` slots each, and one block table per sequence serves all
 layers. A second pool in the CPU's memory takes the blocks of sequences that are swapped out.
 
-Assumes: all layers have the same KV heads (`PagedDecoder` refuses other models); those with a
-sliding window keep every token.
+Assumes: all layers have the same KV heads; those with a sliding window keep every token.
 
 Ignores: who owns a block: the scheduler's tables say so.
 """
@@ -28,7 +27,8 @@ class KvStore:
 
     Parameters: ``spec`` the model; ``shape`` of the pool; ``num_swap_blocks`` of the CPU's pool,
     its null block included (0: none); ``device``, ``dtype``.
-    Raises: ``MemoryError`` for a pool that is too large.
+    Raises: ``ValueError`` for a model whose layers differ in their KV heads, ``MemoryError`` for a
+    pool that is too large.
 
     >>> from servelab import models
     >>> spec = models.get("smollm2-135m")
@@ -45,8 +45,17 @@ class KvStore:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        heads, _ = spec.layers[0].plain()
-        self.kv_heads, self.head_dim, self.shape = heads.num_kv_heads, heads.head_dim, shape
+        kinds = {
+            (heads.num_kv_heads, heads.head_dim)
+            for heads, _ in (layer.plain() for layer in spec.layers)
+        }
+        if len(kinds) > 1:
+            raise ValueError(
+                f"{spec.name}: one block table for all layers needs the same KV heads in each, "
+                f"got (heads, head_dim) {sorted(kinds)}"
+            )
+        self.kv_heads, self.head_dim = kinds.pop()
+        self.shape = shape
         self.data = self._pool(len(spec.layers), shape.num_blocks, device, dtype)
         self.swap = self._pool(len(spec.layers), num_swap_blocks, "cpu", dtype)
         if self.data.is_cuda and num_swap_blocks:
