@@ -36,7 +36,8 @@ class _Call:
     model: PagedDecoder
 
 
-# Set while a step is compiled: as ``options`` of torch.compile, freezing has no effect (2.13).
+# Set around each step, any of which may meet a new bucket: as ``options`` of torch.compile,
+# freezing has no effect (2.13).
 _INDUCTOR: dict[str, Any] = {
     "freezing": True,  # weights are constants, packed in the order of their kernel
     "max_autotune": True,  # which is the fastest of several, by trying them here
