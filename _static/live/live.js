@@ -29,7 +29,7 @@ class Python {
 
   start() {
     if (this.worker) return;
-    this.tell("Starting Python (8 MB, once) …");
+    this.tell("Starting Python (9 MB, once) …");
     try {
       this.worker = new Worker(new URL("worker.js", import.meta.url), { type: "module" });
     } catch (error) {

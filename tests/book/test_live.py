@@ -255,7 +255,12 @@ def test_nothing_of_python_is_fetched_before_its_first_use(visit: Visit, address
     visit.run(2)
     expect(visit.output(2)).to_have_text("42", timeout=LIMIT)
     loaded = {url.split("/")[-1] for url in visit.fetched}
-    assert {*live_assets.PYODIDE_FILES, live_assets.WHEEL} <= loaded
+    assets = {*live_assets.PYODIDE_FILES, live_assets.WHEEL}
+    assert assets <= loaded
+    assets_bytes = sum(gzipped_bytes(f"_static/live/assets/{file}") for file in assets)
+    said = f"{assets_bytes / 1e6:.0f} MB"  # with gzip
+    assert f"({said}, once)" in (SITE / "_static/live/live.js").read_text("utf-8")
+    assert f"({said} the first time" in (SITE / "chapters/00_how_to_read.html").read_text("utf-8")
     assert numbers_asked(visit) == [1, 2]  # nothing in the address is run
     assert all("print(" not in request for request, _ in visit.asked())
 

@@ -10,7 +10,6 @@ import json
 import random
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from subprocess import PIPE
 from tempfile import TemporaryFile
 from typing import Any
@@ -24,7 +23,7 @@ from tools import live_assets, live_cells, notebooks
 
 ROOT = notebooks.ROOT
 HERE = ROOT / "tests" / "live"
-PROGRAMS = ("vectors", "operations")
+PROGRAMS = ("modules", "vectors", "operations")  # the first is asked at the end
 LIVE_STEMS = [
     stem for stem in notebooks.stems() if any(cell.is_live for cell in live_cells.of_page(stem))
 ]
@@ -69,25 +68,25 @@ def pages() -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def answers(
-    pages: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def answers(pages: dict[str, list[str]]) -> dict[str, Any]:
     """What Node answers to each page and to each program."""
-    live_assets.bring_packages()
-    folder = tmp_path_factory.mktemp("wheel")
-    live_assets.write_wheel(folder / live_assets.WHEEL)
+    assert live_assets.main() == 0
     jobs = [(name, {"program": (HERE / f"{name}.py").read_text()}) for name in PROGRAMS]
     jobs += [(name, {"requests": requests}) for name, requests in reversed(pages.items())]
     with ThreadPoolExecutor(PROCESSES) as pool:
-        parts = [pool.submit(answers_of_node, jobs, folder) for _ in range(PROCESSES)]
+        parts = [pool.submit(answers_of_node, jobs) for _ in range(PROCESSES)]
         return {name: answer for part in parts for name, answer in part.result().items()}
 
 
-def answers_of_node(jobs: list[tuple[str, Any]], folder: Path) -> dict[str, Any]:
+def answers_of_node(jobs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Start Node and let it answer the last of the jobs, as long as there are any."""
     node, _ = live_assets.bring_node()
-    packages = live_assets.PACKAGES / "node_modules" / "pyodide"
-    command = [node, HERE / "answers.mjs", packages, folder / live_assets.WHEEL]
+    command = [
+        node,
+        HERE / "answers.mjs",
+        live_assets.ASSETS,
+        live_assets.ASSETS / live_assets.WHEEL,
+    ]
     answered = {}
     with (
         TemporaryFile("w+") as said,
@@ -123,6 +122,13 @@ def in_cpython(name: str) -> str:
     exec(compile(tree, name, "exec"), names)
     text: str = eval(compile(ast.Expression(last.value), name, "eval"), names)
     return text
+
+
+def test_no_page_has_to_compile_what_it_imports(answers: dict[str, Any]) -> None:
+    brought = json.loads(answers["modules"])
+    assert not [name for name, is_brought in brought.items() if not is_brought]
+    assert any("/servelab/units" in name for name in brought)
+    assert any("/json/" in name for name in brought)
 
 
 def test_every_calculator_answers_the_same(answers: dict[str, Any]) -> None:
