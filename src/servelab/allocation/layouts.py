@@ -331,4 +331,5 @@ def mean_shares(samples: Iterable[Occupancy]) -> dict[str, float]:
     if not taken:
         raise ValueError("a mean needs at least one sample")
     parts = ("held", "reserved", "internal", "rounding", "free", "external")
-    return {part: sum(one.share(part) for one in taken) / len(taken) for part in parts}
+    slots = len(taken) * taken[0].total
+    return {part: sum(getattr(one, part) for one in taken) / slots for part in parts}

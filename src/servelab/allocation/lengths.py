@@ -18,10 +18,11 @@ import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from itertools import accumulate, pairwise
 from math import exp, log
+from operator import mul
 from statistics import NormalDist
 from typing import Protocol
 
@@ -105,7 +106,7 @@ class LogNormal:
         """Return the share of lengths below ``length``, above 0."""
         return self._logarithm.cdf(log(length))
 
-    @property
+    @cached_property
     def _logarithm(self) -> NormalDist:
         return NormalDist(log(self.mean) - self.sigma**2 / 2, self.sigma)
 
@@ -181,11 +182,10 @@ def live_lengths(workload: Workload) -> list[float]:
     most = workload.max_tokens
     prompts, outputs = (_probabilities(side, most) for side in (workload.prompt, workload.output))
     shorter = list(accumulate(outputs, initial=0.0))  # entry i: outputs of less than i tokens
-    weights = [0.0] * most
-    for prompt, share in enumerate(prompts):
-        for length in range(prompt, most) if share else ():
-            # Of the pairs that are drawn at all, those whose output lasts beyond this length.
-            weights[length] += share * (shorter[most - prompt] - shorter[length - prompt + 1])
+    # Entry i: pairs that are drawn at all and whose prompt has at most i tokens.
+    begun = list(accumulate(share * shorter[most - i] for i, share in enumerate(prompts)))
+    # Less those that end before: with a prompt of n tokens, an output of less than i - n + 1.
+    weights = [begun[i] - sum(map(mul, prompts, shorter[i + 1 : 0 : -1])) for i in range(most)]
     total = sum(weights)
     return [weight / total for weight in weights]
 

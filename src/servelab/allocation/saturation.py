@@ -88,9 +88,12 @@ class _Queue:
         self.running: dict[int, _Running] = {}  # by number, in order of arrival
         self.calendar: defaultdict[int, list[_Running]] = defaultdict(list)
         self.finished = self.preempted = 0
+        self.refused = False  # the last step let nobody in
 
     def step(self, now: int, max_batched_tokens: int) -> None:
         """Let what is due happen, then admit."""
+        if self.refused and now not in self.calendar:
+            return  # nothing has changed since, so neither would the answer
         due = [one for one in self.calendar.pop(now, ()) if self._is_due(one, now)]
         for one in due:
             if one.end == now:
@@ -100,8 +103,7 @@ class _Queue:
         for one in sorted(due, key=lambda one: one.number):
             if one.end > now and self._is_due(one, now):
                 self._grow(one, now)
-        if self.preempted == preempted:
-            self._admit(now, max_batched_tokens)
+        self.refused = self.preempted == preempted and not self._admit(now, max_batched_tokens)
 
     def bring_up(self, one: _Running, now: int) -> bool:
         """Tell the layout of the tokens that came since it was last told."""
@@ -137,15 +139,16 @@ class _Queue:
         self.preempted += 1
         self.resumed.appendleft((one.number, one.num_tokens + now - one.step, one.end - now))
 
-    def _admit(self, now: int, max_batched_tokens: int) -> None:
-        batched = len(self.running)
+    def _admit(self, now: int, max_batched_tokens: int) -> bool:
+        """Admit whom the layout and the step have room for; return whether that was anybody."""
+        batched = before = len(self.running)
         while True:
             number, prompt, output = self.resumed[0] if self.resumed else self._next_request()
             if batched + prompt > max_batched_tokens:
-                return
+                break
             sequence = self.layout.admit(prompt, output)
             if sequence is None:
-                return
+                break
             if self.resumed:
                 self.resumed.popleft()
             else:
@@ -154,6 +157,7 @@ class _Queue:
             one = _Running(number, sequence, prompt, step=now, end=now + output)
             self.running[number] = one
             self._plan(one)
+        return batched > before
 
     def _next_request(self) -> tuple[int, int, int]:
         if self.waiting is None:

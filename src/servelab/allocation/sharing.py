@@ -62,8 +62,8 @@ def parallel_sharing(
             # Until the last block is full no table takes another: those steps are counted at once.
             room = -tables[0].num_tokens % block_size if done else 0
             steps = min(output - done, room + 1)
-            in_use, held = _in_use(pool), sum(len(table.blocks) for table in tables)
-            physical, logical = physical + steps * in_use, logical + steps * held
+            physical += steps * _in_use(pool)
+            logical += steps * samples * pool.shape.blocks_for(tables[0].num_tokens)
             done += steps
             if done < output:
                 copies += sum(len(table.append(steps)) for table in tables)
@@ -99,7 +99,7 @@ def beam_sharing(
         tables = _forked(pool, prompt, beams)
         for step in range(output):
             physical += _in_use(pool)
-            logical += beams * len(tables[0].blocks)
+            logical += beams * pool.shape.blocks_for(tables[0].num_tokens)
             if step == output - 1:
                 break
             if step:  # after the prompt all beams are the same
