@@ -43,6 +43,9 @@ _LATEST_SECONDS = 1e9
 _LONGEST_LINE = 2**24
 _BUNDLED = resources.files("servelab") / "data/traces"
 _AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_MOMENT = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,7})\d*)?")
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
+_SECOND = timedelta(seconds=1)
 _MOONCAKE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
@@ -193,7 +196,7 @@ def read_trace(path: str | os.PathLike[str], num_requests: int | None = None) ->
         raise BadTrace(f"{path.name} holds no request")
     start = arrivals[0].seconds
     name = path.name.removesuffix(".gz").rsplit(".", 1)[0]
-    return Trace(name, tuple(a._replace(seconds=a.seconds - start) for a in arrivals))
+    return Trace(name, tuple(Arrival(a.seconds - start, *a[1:]) for a in arrivals))
 
 
 def names() -> list[str]:
@@ -264,16 +267,17 @@ def _arrivals(lines: _Lines) -> Iterator[Arrival]:
             f"no column {missing[0]}; a trace is CSV with {', '.join(_AZURE_COLUMNS)}, or JSON "
             f"lines with {', '.join(_MOONCAKE_KEYS)}"
         )
+    column = {name: place for place, name in enumerate(header)}
     start: datetime | None = None
     for line in source:
         values = _fields(line, lines)
         if len(values) != len(header):
             raise lines.error(f"{len(values)} values for {len(header)} columns: {line[:60]!r}")
-        row = dict(zip(header, values, strict=True))
-        moment, ticks = _moment(row["TIMESTAMP"], lines)
+        moment, ticks = _moment(values[column["TIMESTAMP"]], lines)
         start = start or moment
-        prompt, output = (_count(name, _number(row[name]), lines) for name in _AZURE_COLUMNS[1:])
-        whole = (moment - start) // timedelta(seconds=1)
+        prompt = _count("ContextTokens", _number(values[column["ContextTokens"]]), lines)
+        output = _count("GeneratedTokens", _number(values[column["GeneratedTokens"]]), lines)
+        whole = (moment - start) // _SECOND
         yield Arrival((whole * 10**7 + ticks) / 1e7, prompt, output)
 
 
@@ -286,7 +290,7 @@ def _fields(line: str, lines: _Lines) -> list[str]:
 
 def _moment(text: str, lines: _Lines) -> tuple[datetime, int]:
     """Return a timestamp to the second, and the tenths of microseconds behind it."""
-    found = re.fullmatch(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,7})\d*)?", text.strip())
+    found = _MOMENT.fullmatch(text.strip())
     try:
         if found:
             return datetime.fromisoformat(found[1]), int((found[2] or "0").ljust(7, "0"))
@@ -298,7 +302,7 @@ def _moment(text: str, lines: _Lines) -> tuple[datetime, int]:
 def _number(text: str) -> object:
     """Return a whole number that a CSV field holds, else the field."""
     text = text.strip()
-    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text
+    return int(text) if _WHOLE_NUMBER.fullmatch(text) else text
 
 
 def _mooncake(line: str, lines: _Lines) -> Arrival:
