@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MISSING = (
@@ -32,17 +32,31 @@ def path() -> str | None:
     return own if Path(own).exists() else None
 
 
+def program() -> dict[str, Any]:
+    """How the browser is launched; ``FileNotFoundError`` where there is none."""
+    if path() is None:
+        raise FileNotFoundError(MISSING)
+    # Containers have no user namespaces and a small /dev/shm; the pages are our own.
+    return {"executable_path": path(), "args": ["--no-sandbox", "--disable-dev-shm-usage"]}
+
+
 @contextmanager
 def opened() -> Iterator[Browser]:
-    """Start the browser and close it at the end; ``FileNotFoundError`` where there is none."""
-    program = path()
-    if program is None:
-        raise FileNotFoundError(MISSING)
+    """Start the browser and close it at the end."""
     with sync_playwright() as playwright:
-        # Containers have no user namespaces and a small /dev/shm; the pages are our own.
-        flags = ["--no-sandbox", "--disable-dev-shm-usage"]
-        browser = playwright.chromium.launch(executable_path=program, args=flags)
+        browser = playwright.chromium.launch(**program())
         yield browser
+        browser.close()
+
+
+@contextmanager
+def opened_twice(profile: Path) -> Iterator[tuple[Browser, BrowserContext]]:
+    """Start the browser, and again with a reader's profile, which keeps what pages compiled."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(**program())
+        reader = playwright.chromium.launch_persistent_context(profile, **program())
+        yield browser, reader
+        reader.close()
         browser.close()
 
 

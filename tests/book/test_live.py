@@ -11,12 +11,13 @@ import json
 import mimetypes
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Locator, expect
+from playwright.sync_api import Browser, BrowserContext, Locator, Request, expect
 from playwright.sync_api import Page as Tab
 
 from servelab import live
@@ -101,22 +102,38 @@ class Visit:
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser.opened() as program:
-        yield program
+def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Browser, BrowserContext]]:
+    with browser.opened_twice(tmp_path_factory.mktemp("profile")) as both:
+        yield both
+
+
+@pytest.fixture(scope="module")
+def chromium(browsers: tuple[Browser, BrowserContext]) -> Browser:
+    """For contexts of their own, in which everything is new."""
+    return browsers[0]
+
+
+@pytest.fixture(scope="module")
+def reader(browsers: tuple[Browser, BrowserContext]) -> BrowserContext:
+    """Somebody who has read other pages before: what those compiled is kept, nothing else."""
+    browsers[1].add_init_script("localStorage.clear()")
+    return browsers[1]
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with browser.served(SITE, PREFIX, HAND_MADE) as found:
+    axe = live_assets.PACKAGES / "node_modules" / "axe-core" / "axe.min.js"
+    with browser.served(SITE, PREFIX, HAND_MADE, axe) as found:
         yield found
 
 
-def watched(context: BrowserContext, address: str) -> Visit:
+@contextmanager
+def visiting(context: BrowserContext, address: str) -> Iterator[Visit]:
+    """A new tab whose requests, console and errors are watched."""
     tab = context.new_page()
     visit = Visit(tab)
 
-    def on_request(request: Any) -> None:
+    def on_request(request: Request) -> None:
         visit.fetched.append(request.url)
         if not request.url.startswith((address, "data:", "blob:")):
             visit.wrong.append(f"outside: {request.url}")
@@ -125,33 +142,39 @@ def watched(context: BrowserContext, address: str) -> Visit:
         if message.type == "error":
             visit.wrong.append(f"console: {message.text}")
 
-    context.on("request", on_request)
+    context.on("request", on_request)  # a worker's too
     tab.on("console", on_console)
     tab.on("pageerror", lambda error: visit.wrong.append(f"error: {error}"))
     tab.on("requestfailed", lambda request: visit.wrong.append(f"failed: {request.url}"))
     tab.set_default_timeout(LIMIT)
-    return visit
+    tab.set_viewport_size(WIDE)
+    tab.add_init_script(RECORDER)
+    yield visit
+    context.remove_listener("request", on_request)
+    tab.close()
 
 
 @pytest.fixture
-def visit(chromium: Browser, address: str) -> Iterator[Visit]:
-    context = chromium.new_context(viewport=WIDE)
-    context.add_init_script(RECORDER)
-    found = watched(context, address)
-    yield found
-    context.close()
+def visit(reader: BrowserContext, address: str) -> Iterator[Visit]:
+    with visiting(reader, address) as found:
+        yield found
     assert not found.wrong
 
 
-@pytest.fixture(scope="module")
-def kept_open(chromium: Browser, address: str) -> Iterator[Visit]:
-    """The page made by hand, opened once: a start of Python takes seconds."""
-    context = chromium.new_context(viewport=WIDE)
-    context.add_init_script(RECORDER)
-    found = watched(context, address)
-    found.tab.goto(f"{address}/{HAND_MADE.name}")
-    yield found
+@pytest.fixture
+def first_visit(chromium: Browser, address: str) -> Iterator[Visit]:
+    context = chromium.new_context()
+    with visiting(context, address) as found:
+        yield found
     context.close()
+
+
+@pytest.fixture(scope="module")
+def kept_open(reader: BrowserContext, address: str) -> Iterator[Visit]:
+    """The page made by hand, opened once: a start of Python takes seconds."""
+    with visiting(reader, address) as found:
+        found.tab.goto(f"{address}/{HAND_MADE.name}")
+        yield found
 
 
 @pytest.fixture
@@ -166,12 +189,10 @@ def hand_made(kept_open: Visit) -> Iterator[Visit]:
 
 
 @pytest.fixture(scope="module")
-def chapter_4(chromium: Browser, address: str) -> Iterator[Visit]:
-    context = chromium.new_context(viewport=WIDE)
-    found = watched(context, address)
-    found.tab.goto(f"{address}/chapters/04_kv_cache_memory.html")
-    yield found
-    context.close()
+def chapter_4(reader: BrowserContext, address: str) -> Iterator[Visit]:
+    with visiting(reader, address) as found:
+        found.tab.goto(f"{address}/chapters/04_kv_cache_memory.html")
+        yield found
     assert not found.wrong
 
 
@@ -248,7 +269,10 @@ def test_output_is_capped_and_said_to_be(hand_made: Visit) -> None:
     assert len(hand_made.output(1).locator("pre").inner_text()) <= TEXT_LIMIT
 
 
-def test_nothing_of_python_is_fetched_before_its_first_use(visit: Visit, address: str) -> None:
+def test_nothing_of_python_is_fetched_before_its_first_use(
+    first_visit: Visit, address: str
+) -> None:
+    visit = first_visit
     visit.tab.goto(f"{address}/{HAND_MADE.name}?code=print(1)#print(2)")
     visit.tab.wait_for_load_state("networkidle")
     assert not [url for url in visit.fetched if "pyodide" in url or "worker.js" in url]
@@ -263,39 +287,36 @@ def test_nothing_of_python_is_fetched_before_its_first_use(visit: Visit, address
     assert f"({said} the first time" in (SITE / "chapters/00_how_to_read.html").read_text("utf-8")
     assert numbers_asked(visit) == [1, 2]  # nothing in the address is run
     assert all("print(" not in request for request, _ in visit.asked())
+    assert not visit.wrong
 
 
 @pytest.mark.parametrize("way", ["blocked", "spoilt"])
 @pytest.mark.parametrize("file", ["worker.js", "servelab.whl", "pyodide.asm.wasm"])
 def test_where_a_file_does_not_come_whole_a_sentence_says_so(
-    chromium: Browser, address: str, file: str, way: str
+    first_visit: Visit, address: str, file: str, way: str
 ) -> None:
-    context = chromium.new_context(viewport=WIDE)
+    visit = first_visit
     if way == "blocked":
-        context.route(f"**/{file}", lambda route: route.abort())
+        visit.tab.context.route(f"**/{file}", lambda route: route.abort())
     else:
         kind = mimetypes.guess_type(file)[0] or "application/octet-stream"
         spoilt = {"body": b"\x00garbage\xff" * 99, "content_type": kind}
-        context.route(f"**/{file}", lambda route: route.fulfill(**spoilt))
-    visit = watched(context, address)
+        visit.tab.context.route(f"**/{file}", lambda route: route.fulfill(**spoilt))
     visit.tab.goto(f"{address}/{HAND_MADE.name}")
     stored = visit.output(1).inner_html()
     visit.run(1)
     expect(visit.cell(1)).to_contain_text("Python could not run here", timeout=LIMIT)
     expect(visit.cell(1)).to_contain_text("The stored output stays.")
     assert visit.output(1).inner_html() == stored
-    context.close()
 
 
-def test_where_the_module_does_not_run_a_sentence_says_so(chromium: Browser, address: str) -> None:
-    context = chromium.new_context()
-    tab = context.new_page()
-    context.route("**/live.js*", lambda route: route.abort())
+def test_where_the_module_does_not_run_a_sentence_says_so(first_visit: Visit, address: str) -> None:
+    tab = first_visit.tab
+    tab.context.route("**/live.js*", lambda route: route.abort())
     tab.goto(f"{address}/{LIVE_PAGES[0]}")
     expect(tab.locator(".live-note")).to_contain_text("too old for it, or blocks the page's script")
     tab.goto((SITE / LIVE_PAGES[0]).as_uri())
     expect(tab.locator(".live-note")).to_contain_text("opened as a file")
-    context.close()
 
 
 # ---- Panels, on the same page ----------------------------------------------------------------
@@ -465,9 +486,7 @@ def test_a_panel_says_that_it_waits_for_a_cell(panel: Locator) -> None:
     expect(panel.locator("output")).to_have_text("4")
 
 
-def test_back_to_a_page_the_controls_fit_the_picture(chromium: Browser, address: str) -> None:
-    context = chromium.new_context()
-    visit = watched(context, address)
+def test_back_to_a_page_the_controls_fit_the_picture(visit: Visit, address: str) -> None:
     visit.tab.goto(f"{address}/{HAND_MADE.name}")
     visit.run(4)
     panel = visit.tab.locator("servelab-panel[name=try]")
@@ -483,7 +502,6 @@ def test_back_to_a_page_the_controls_fit_the_picture(chromium: Browser, address:
     assert f"size={size} note={note} " in said
     stops = (panel.get_by_label("Size").get_attribute("data-stops") or "").split()
     assert stops[int(panel.get_by_label("Size").input_value())] == size
-    context.close()
 
 
 HOSTILE = (
@@ -602,21 +620,27 @@ def shows_its_last_answer(panel: Locator, asked: list[tuple[str, str]]) -> None:
             assert word.lower() in squeezed.lower()
 
 
+@pytest.fixture(scope="module")
+def without_scripts(chromium: Browser) -> Iterator[Tab]:
+    context = chromium.new_context(java_script_enabled=False, viewport=WIDE)
+    yield context.new_page()
+    context.close()
+
+
 @each_live_page
 def test_without_scripts_picture_table_and_code_stand_there(
-    chromium: Browser, address: str, name: str
+    without_scripts: Tab, address: str, name: str
 ) -> None:
-    context = chromium.new_context(java_script_enabled=False, viewport=WIDE)
-    tab = context.new_page()
+    tab = without_scripts
     tab.goto(f"{address}/{name}")
     assert tab.locator(".live-bar").count() == 0
     for panel in tab.locator("servelab-panel").all():
         expect(panel.locator("form")).to_be_hidden()
         assert panel.locator(".panel-words").inner_text().strip()
         assert panel.locator(".panel-part").count()
-    for code in tab.locator(".tag_live .cell_input pre").all():
-        assert code.inner_text().strip()
-    context.close()
+    code = tab.locator(".tag_live .cell_input pre").all_inner_texts()
+    assert code
+    assert all(text.strip() for text in code)
 
 
 # ---- Every page, for everyone ----------------------------------------------------------------
@@ -632,30 +656,63 @@ THEME_FAULTS = {
     "aria-required-children": r"citation-list",  # docutils: a list of doc-biblioentry
 }
 # axe-core's time is that of a page's elements, and most of them are written by generators, all
-# alike: the entries of the API, of its contents and of the index, and the coloured words of code.
-# The first entries, and of each kind of block the first word of each colour, stand for the others.
+# alike: the entries of the API, of its contents and of the index, the insides of formulas, the
+# shapes of pictures and the coloured words of code. The first ones stand for the others.
 SHORTEN = """() => {
-  const alike = { "dl.py": 20, ".toc-entry": 100, ".indextable li": 100 };
+  const alike = { "dl.py": 20, ".toc-entry": 30, ".indextable li": 30 };
   for (const [selector, kept] of Object.entries(alike))
     document.querySelectorAll(selector).forEach((entry, i) => i < kept || entry.remove());
+  const formulas = [...document.querySelectorAll("mjx-container")].slice(3);
+  formulas.forEach((formula) => formula.replaceChildren());
   const seen = new Set();
+  const isFirst = (...kind) => !seen.has(kind.join()) && seen.add(kind.join());
+  for (const shape of document.querySelectorAll("svg :is(path, line, rect, circle, text):empty")) {
+    if (shape.hasAttribute("tabindex") || shape.hasAttribute("role")) continue;
+    const look = ["class", "fill", "style"].map((name) => shape.getAttribute(name));
+    isFirst(shape.tagName, shape.parentElement.getAttribute("class"), ...look) || shape.remove();
+  }
   for (const word of document.querySelectorAll("pre span")) {
     if (word.getAttributeNames().some((name) => name !== "class")) continue;
     const block = word.closest("[class*=highlight-], .output")?.className;
-    const kind = `${word.parentElement.className} > ${word.className} in ${block}`;
-    if (seen.has(kind)) word.replaceWith(...word.childNodes);
-    seen.add(kind);
+    if (!isFirst(word.parentElement.className, word.className, block))
+      word.replaceWith(...word.childNodes);
   }
+  document.normalize();
 }"""
+# The contrast of a text is that of its colour to what lies behind it, given its size: one text of
+# each kind is judged, the first in the book. Returns the kinds that the page adds.
+MARK_NEW_TEXTS = """(seen) => {
+  const known = new Set(seen);
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const element = texts.currentNode.parentElement;
+    if (!texts.currentNode.data.trim() || !element.checkVisibility()) continue;
+    const { color, fill, fontSize, fontWeight, textDecorationLine } = getComputedStyle(element);
+    const look = [element.tagName, color, fill, fontSize, fontWeight, textDecorationLine];
+    const behind = new Set();
+    for (let around = element; around; around = around.parentElement) {
+      const { backgroundColor, backgroundImage, opacity } = getComputedStyle(around);
+      behind.add(`${backgroundColor} ${backgroundImage} ${opacity}`);
+    }
+    const kind = [...look, ...behind].join();
+    if (!known.has(kind)) element.classList.add("judged");
+    known.add(kind);
+  }
+  return [...known].filter((kind) => !seen.includes(kind));
+}"""
+OF_CONTRAST = ["color-contrast", "link-in-text-block"]
 
 
 @pytest.fixture(scope="module")
-def everyone(chromium: Browser, address: str) -> Iterator[Visit]:
-    context = chromium.new_context(viewport=WIDE, color_scheme="light", bypass_csp=True)
-    found = watched(context, address)
-    found.tab.add_init_script("localStorage.clear()")
-    yield found
-    context.close()
+def everyone(reader: BrowserContext, address: str) -> Iterator[Visit]:
+    with visiting(reader, address) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def judged() -> dict[str, list[str]]:
+    """The kinds of text whose contrast was judged, by theme."""
+    return {"light": [], "dark": []}
 
 
 @functools.cache
@@ -663,15 +720,13 @@ def gzipped_bytes(file: str) -> int:
     return len(gzip.compress((SITE / file).read_bytes(), 6))
 
 
-def violations(tab: Tab, rules: list[str] | None = None) -> list[str]:
+def violations(tab: Tab, within: str, **options: Any) -> list[str]:
     """What axe-core finds, the theme's faults apart: one line for each element."""
-    options: dict[str, Any] = {"resultTypes": ["violations"]}  # else it describes what passes, too
-    if rules:
-        options["runOnly"] = {"type": "rule", "values": rules}
-    found = tab.evaluate("(options) => axe.run(document, options)", options)["violations"]
+    options["resultTypes"] = ["violations"]  # else it describes what passes, too
+    found = tab.evaluate("([within, options]) => axe.run(within, options)", [within, options])
     return [
         f"{rule['id']}: {node['target']} {node['html'][:120]}"
-        for rule in found
+        for rule in found["violations"]
         for node in rule["nodes"]
         if not is_of_the_theme(rule["id"], str(node))
     ]
@@ -682,28 +737,34 @@ def is_of_the_theme(rule: str, node: str) -> bool:
 
 
 @each_page
-def test_a_page_serves_everyone(everyone: Visit, address: str, name: str) -> None:
+def test_a_page_serves_everyone(
+    everyone: Visit, judged: dict[str, list[str]], address: str, name: str
+) -> None:
     """Both widths, both themes, no console error, nothing that axe-core objects to."""
     tab = everyone.tab
     everyone.wrong.clear()
     everyone.fetched.clear()
-    tab.set_viewport_size(WIDE)
+    tab.set_viewport_size(NARROW)
     tab.emulate_media(color_scheme="light", reduced_motion="reduce")
     tab.goto(f"{address}/{name}", wait_until="load")
     tab.evaluate("window.MathJax?.startup?.promise")
     assert tab.evaluate(SIDEWAYS) <= 0
-    tab.set_viewport_size(NARROW)
-    assert tab.evaluate(SIDEWAYS) <= 0
-    tab.set_viewport_size(WIDE)
     own = {url.split("?")[0].removeprefix(f"{address}/") for url in everyone.fetched}
     text = [file for file in own if not file.startswith(("_images/", "data:"))]
     assert sum(map(gzipped_bytes, text)) < MAX_TRANSFER_BYTES
-    tab.add_script_tag(path=live_assets.PACKAGES / "node_modules" / "axe-core" / "axe.min.js")
+    tab.set_viewport_size(WIDE)
+    assert tab.evaluate(SIDEWAYS) <= 0
+    tab.add_script_tag(url=f"{address}/axe.min.js")
     tab.add_style_tag(content="* { transition: none !important }")  # no colour in between is judged
     tab.evaluate(SHORTEN)
-    found = violations(tab)
-    tab.emulate_media(color_scheme="dark")
-    expect(tab.locator("html")).to_have_attribute("data-theme", "dark")
-    found += [f"dark, {line}" for line in violations(tab, ["color-contrast"])]
+    without_contrast = {rule: {"enabled": False} for rule in OF_CONTRAST}
+    found = violations(tab, "html", rules=without_contrast)
+    for theme, kinds in judged.items():
+        tab.emulate_media(color_scheme=theme)
+        expect(tab.locator("html")).to_have_attribute("data-theme", theme)
+        if new := tab.evaluate(MARK_NEW_TEXTS, kinds):
+            lines = violations(tab, ".judged", runOnly=OF_CONTRAST)
+            found += [f"{theme}, {line}" for line in lines]
+            kinds += new
     assert not found
     assert not everyone.wrong
