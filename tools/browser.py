@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, BrowserContext, sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MISSING = (
@@ -46,17 +46,6 @@ def opened() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(**program())
         yield browser
-        browser.close()
-
-
-@contextmanager
-def opened_twice(profile: Path) -> Iterator[tuple[Browser, BrowserContext]]:
-    """Start the browser, and again with a reader's profile, which keeps what pages compiled."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(**program())
-        reader = playwright.chromium.launch_persistent_context(profile, **program())
-        yield browser, reader
-        reader.close()
         browser.close()
 
 

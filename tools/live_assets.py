@@ -12,6 +12,7 @@ installed only then.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -162,29 +163,33 @@ def wheel_contents() -> dict[str, bytes]:
     return contents | {name: text.encode() for name, text in texts.items()}
 
 
-def write_archive(target: Path, contents: dict[str, bytes]) -> None:
-    """Write a zip archive; the same contents give the same bytes."""
-    with zipfile.ZipFile(target, "w") as archive:
+def archive(contents: dict[str, bytes]) -> bytes:
+    """A zip archive; the same contents give the same bytes."""
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as target:
         for name, content in contents.items():
             entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-            archive.writestr(entry, content, zipfile.ZIP_DEFLATED, compresslevel=9)
+            target.writestr(entry, content, zipfile.ZIP_DEFLATED, compresslevel=9)
+    return written.getvalue()
 
 
-def bytecode(wheel: Path) -> tuple[dict[str, bytes], dict[str, bytes]]:
+def bytecode(wheel: dict[str, bytes]) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """What Pyodide makes of the modules that a page imports: of its library, and of the wheel.
 
     Kept in ``_build/node`` under a hash of all that it depends on: making it takes ten seconds.
     """
-    made_from = (wheel, PYODIDE / STDLIB, PYODIDE / "package.json", *COMPILER)
-    key = hashlib.sha256(b"".join(path.read_bytes() for path in made_from)).hexdigest()
-    kept = PACKAGES / "bytecode" / key
+    source = archive(wheel)
+    made_from = (PYODIDE / STDLIB, PYODIDE / "package.json", *COMPILER)
+    texts = b"".join(path.read_bytes() for path in made_from)
+    kept = PACKAGES / "bytecode" / hashlib.sha256(source + texts).hexdigest()
     if not kept.exists():
         node, _ = bring_node()
         print("==> Compiling what a live page imports", flush=True)
         shutil.rmtree(kept.parent, ignore_errors=True)
         unfinished = kept.with_suffix(".unfinished")
         unfinished.mkdir(parents=True)
-        command = [node, *map(str, (COMPILER[0], PYODIDE, wheel, unfinished))]
+        (kept.parent / WHEEL).write_bytes(source)
+        command = [node, *map(str, (COMPILER[0], PYODIDE, kept.parent / WHEEL, unfinished))]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode:
             # Node shows the line of Pyodide's source too, which has a million characters.
@@ -202,25 +207,22 @@ def bytecode(wheel: Path) -> tuple[dict[str, bytes], dict[str, bytes]]:
 
 def library_contents() -> dict[str, bytes]:
     """What stands in Pyodide's archive of the standard library."""
-    with zipfile.ZipFile(PYODIDE / STDLIB) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(PYODIDE / STDLIB) as library:
+        return {name: library.read(name) for name in library.namelist()}
 
 
-def write_assets() -> None:
-    """Write what a page loads into ``_static/live/assets``."""
-    ASSETS.mkdir(parents=True, exist_ok=True)
-    for name in PYODIDE_FILES:
-        shutil.copyfile(PYODIDE / name, ASSETS / name)
-    wheel = wheel_contents()
-    write_archive(ASSETS / WHEEL, wheel)
-    compiled_library, compiled_package = bytecode(ASSETS / WHEEL)
-    write_archive(ASSETS / WHEEL, wheel | compiled_package)
+def asset_contents() -> dict[str, bytes]:
+    """What a page loads, by its name in ``_static/live/assets``."""
+    contents = {name: (PYODIDE / name).read_bytes() for name in PYODIDE_FILES}
+    wheel, library = wheel_contents(), library_contents()
+    compiled_library, compiled_package = bytecode(wheel)
     # In an archive, a module is either compiled or source.
-    library = library_contents()
     for name in compiled_library:
         del library[name.removesuffix("c")]
-    write_archive(ASSETS / STDLIB, library | compiled_library)
-    (ASSETS / NOTICE).write_text(notice())
+    contents[STDLIB] = archive(library | compiled_library)
+    contents[WHEEL] = archive(wheel | compiled_package)
+    contents[NOTICE] = notice().encode()
+    return contents
 
 
 def notice() -> str:
@@ -244,7 +246,11 @@ def main() -> int:
     except Missing as missing:
         print(f"Error: {missing}", file=sys.stderr)
         return 1
-    write_assets()
+    ASSETS.mkdir(parents=True, exist_ok=True)
+    for name, content in asset_contents().items():
+        target = ASSETS / name
+        if not target.exists() or target.read_bytes() != content:  # others may be reading it
+            target.write_bytes(content)
     return 0
 
 

@@ -3,9 +3,9 @@
 lint       style, format, spelling and types
 unit       tests/ and the doctests of the package
 notebooks  every cell of every notebook run again, its output compared (nbval, strict)
-book       the whole book built from nothing, each warning an error
+book       the whole book built from nothing, each warning an error; what its live pages compute
 site       the built pages: links, anchors, images, no outside host
-live       the live pages: what they compute, under Node and in a browser
+live       the built pages in a browser, used as a reader uses them
 
 Every stage runs even if an earlier one failed. The last line sums what pytest counted; a check that
 is not pytest (a linter, the build) counts as one.
@@ -21,6 +21,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +32,8 @@ from tools import browser  # noqa: E402
 BIN = Path(sys.executable).parent
 REPORTS = ROOT / "_build" / "junit"
 SITE_TESTS = "tests/book/test_site.py"
-LIVE_TESTS = ("tests/book/test_live_node.py", "tests/book/test_live.py")
+NODE_TESTS = "tests/book/test_live_node.py"
+LIVE_TESTS = "tests/book/test_live.py"
 WORKERS = 2
 
 
@@ -96,7 +98,7 @@ def unit() -> Counter[str]:
         "-n",
         str(WORKERS),
         "--doctest-modules",
-        *(f"--ignore={path}" for path in (SITE_TESTS, *LIVE_TESTS)),
+        *(f"--ignore={path}" for path in (SITE_TESTS, NODE_TESTS, LIVE_TESTS)),
         "tests",
         "src/servelab",
     )
@@ -122,7 +124,11 @@ def book() -> Counter[str]:
     # From nothing: a page that is not read again would not repeat its warning.
     for folder in ("html", ".doctrees"):
         shutil.rmtree(ROOT / "_build" / folder, ignore_errors=True)
-    return check("jupyter-book", "build", "-W", "-n", "--keep-going", "--quiet", ".", quiet=True)
+    build = ("jupyter-book", "build", "-W", "-n", "--keep-going", "--quiet", ".")
+    # The build takes one core; the other tries under Node what the live pages compute.
+    with ThreadPoolExecutor(1) as beside:
+        computed = beside.submit(pytest, "node", NODE_TESTS)
+        return check(*build, quiet=True) + computed.result()
 
 
 def site() -> Counter[str]:
@@ -130,10 +136,8 @@ def site() -> Counter[str]:
 
 
 def live() -> Counter[str]:
-    in_node, in_browser = LIVE_TESTS
-    # The first starts a Node for each core itself; the second keeps some pages open between tests.
-    shared = ("-n", str(WORKERS), "--dist=loadgroup")
-    return pytest("node", in_node) + pytest("browser", *shared, in_browser)
+    # Some tests keep a page open between them.
+    return pytest("live", "-n", str(WORKERS), "--dist=loadgroup", LIVE_TESTS)
 
 
 STAGES: dict[str, Callable[[], Counter[str]]] = {

@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Locator, Request, expect
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    Locator,
+    Playwright,
+    Request,
+    expect,
+    sync_playwright,
+)
 from playwright.sync_api import Page as Tab
 
 from servelab import live
@@ -44,7 +52,6 @@ pytestmark = [
     pytest.mark.skipif(not PAGES, reason="THE BOOK IS NOT BUILT: run make book, or make test"),
     pytest.mark.skipif(browser.path() is None, reason=browser.MISSING),
 ]
-each_page = pytest.mark.parametrize("name", PAGES)
 each_live_page = pytest.mark.parametrize("name", LIVE_PAGES)
 
 # Keeps what goes to the worker and what comes back.
@@ -102,22 +109,27 @@ class Visit:
 
 
 @pytest.fixture(scope="module")
-def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Browser, BrowserContext]]:
-    with browser.opened_twice(tmp_path_factory.mktemp("profile")) as both:
-        yield both
+def playwright() -> Iterator[Playwright]:
+    with sync_playwright() as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
-def chromium(browsers: tuple[Browser, BrowserContext]) -> Browser:
+def chromium(playwright: Playwright) -> Iterator[Browser]:
     """For contexts of their own, in which everything is new."""
-    return browsers[0]
+    with playwright.chromium.launch(**browser.program()) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
-def reader(browsers: tuple[Browser, BrowserContext]) -> BrowserContext:
+def reader(
+    playwright: Playwright, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BrowserContext]:
     """Somebody who has read other pages before: what those compiled is kept, nothing else."""
-    browsers[1].add_init_script("localStorage.clear()")
-    return browsers[1]
+    profile = tmp_path_factory.mktemp("profile")
+    with playwright.chromium.launch_persistent_context(profile, **browser.program()) as started:
+        started.add_init_script("localStorage.clear()")
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -142,12 +154,17 @@ def visiting(context: BrowserContext, address: str) -> Iterator[Visit]:
         if message.type == "error":
             visit.wrong.append(f"console: {message.text}")
 
+    def on_failure(request: Request) -> None:
+        if request.failure != "net::ERR_ABORTED":  # by the reader, who left the page
+            visit.wrong.append(f"{request.failure}: {request.url}")
+
     context.on("request", on_request)  # a worker's too
     tab.on("console", on_console)
     tab.on("pageerror", lambda error: visit.wrong.append(f"error: {error}"))
-    tab.on("requestfailed", lambda request: visit.wrong.append(f"failed: {request.url}"))
+    tab.on("requestfailed", on_failure)
     tab.set_default_timeout(LIMIT)
     tab.set_viewport_size(WIDE)
+    tab.emulate_media(color_scheme="light", reduced_motion="reduce")
     tab.add_init_script(RECORDER)
     yield visit
     context.remove_listener("request", on_request)
@@ -525,14 +542,132 @@ def test_text_of_a_form_never_becomes_html(chapter_4: Visit) -> None:
     assert not chapter_4.tab.evaluate("window.broken")
 
 
+# ---- What every page owes everyone -------------------------------------------------------------
+
+# Faults of the theme, by the rule of axe-core and what it is found on: text that a button hides
+# from the eye, the logo outside the landmarks, arrows without a name; docutils' old role.
+THEME_FAULTS = {
+    "label-content-name-mismatch": r"search-button|theme-switch-button|Toggle hidden content",
+    "region": r"logo__image",
+    "summary-name": r"toctree-l|details\[open=\"open\"\] > summary",
+    "aria-allowed-role": r"doc-biblioentry",
+    "aria-deprecated-role": r"doc-biblioentry",
+    "aria-required-children": r"citation-list",  # docutils: a list of doc-biblioentry
+}
+# axe-core's time is that of a page's elements, and most of them are written by generators, all
+# alike: the entries of the API, of its contents and of the index, the insides of formulas, the
+# shapes of pictures and the coloured words of code. The first ones stand for the others.
+SHORTEN = """() => {
+  const alike = { "dl.py": 20, ".toc-entry": 30, ".indextable li": 30 };
+  for (const [selector, kept] of Object.entries(alike))
+    document.querySelectorAll(selector).forEach((entry, i) => i < kept || entry.remove());
+  const formulas = [...document.querySelectorAll("mjx-container")].slice(3);
+  formulas.forEach((formula) => formula.replaceChildren());
+  const seen = new Set();
+  const isFirst = (...kind) => !seen.has(kind.join()) && seen.add(kind.join());
+  for (const shape of document.querySelectorAll("svg :is(path, line, rect, circle, text):empty")) {
+    if (shape.hasAttribute("tabindex") || shape.hasAttribute("role")) continue;
+    const look = ["class", "fill", "style"].map((name) => shape.getAttribute(name));
+    isFirst(shape.tagName, shape.parentElement.getAttribute("class"), ...look) || shape.remove();
+  }
+  for (const word of document.querySelectorAll("pre span")) {
+    if (word.getAttributeNames().some((name) => name !== "class")) continue;
+    const block = word.closest("[class*=highlight-], .output")?.className;
+    if (!isFirst(word.parentElement.className, word.className, block))
+      word.replaceWith(...word.childNodes);
+  }
+  document.normalize();
+}"""
+# The contrast of a text is that of its colour to what lies behind it, given its size: one text of
+# each kind is judged, the first in the book. Returns the kinds that the page adds.
+MARK_NEW_TEXTS = """(seen) => {
+  const known = new Set(seen);
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const element = texts.currentNode.parentElement;
+    if (!texts.currentNode.data.trim() || !element.checkVisibility()) continue;
+    const { color, fill, fontSize, fontWeight, textDecorationLine } = getComputedStyle(element);
+    const look = [element.tagName, color, fill, fontSize, fontWeight, textDecorationLine];
+    const behind = new Set();
+    for (let around = element; around; around = around.parentElement) {
+      const { backgroundColor, backgroundImage, opacity } = getComputedStyle(around);
+      behind.add(`${backgroundColor} ${backgroundImage} ${opacity}`);
+    }
+    const kind = [...look, ...behind].join();
+    if (!known.has(kind)) element.classList.add("judged");
+    known.add(kind);
+  }
+  return [...known].filter((kind) => !seen.includes(kind));
+}"""
+OF_CONTRAST = ["color-contrast", "link-in-text-block"]
+
+
+@pytest.fixture(scope="module")
+def judged() -> dict[str, list[str]]:
+    """The kinds of text whose contrast was judged, by theme."""
+    return {"light": [], "dark": []}
+
+
+@functools.cache
+def gzipped_bytes(file: str) -> int:
+    return len(gzip.compress((SITE / file).read_bytes(), 6))
+
+
+def violations(tab: Tab, within: str, **options: Any) -> list[str]:
+    """What axe-core finds, the theme's faults apart: one line for each element."""
+    options["resultTypes"] = ["violations"]  # else it describes what passes, too
+    found = tab.evaluate("([within, options]) => axe.run(within, options)", [within, options])
+    return [
+        f"{rule['id']}: {node['target']} {node['html'][:120]}"
+        for rule in found["violations"]
+        for node in rule["nodes"]
+        if not is_of_the_theme(rule["id"], str(node))
+    ]
+
+
+def is_of_the_theme(rule: str, node: str) -> bool:
+    return rule in THEME_FAULTS and re.search(THEME_FAULTS[rule], node) is not None
+
+
+def fits_a_telephone(visit: Visit, address: str) -> None:
+    """A page just opened: no sideways scrolling, and a transfer within bounds."""
+    visit.tab.evaluate("window.MathJax?.startup?.promise")
+    visit.tab.set_viewport_size(NARROW)
+    assert visit.tab.evaluate(SIDEWAYS) <= 0
+    own = {url.split("?")[0].removeprefix(f"{address}/") for url in visit.fetched}
+    text = [file for file in own if not file.startswith(("_images/", "data:"))]
+    assert sum(map(gzipped_bytes, text)) < MAX_TRANSFER_BYTES
+
+
+def serves_everyone(visit: Visit, judged: dict[str, list[str]], address: str) -> None:
+    """In both themes nothing that axe-core objects to. The page is no longer whole afterwards."""
+    tab = visit.tab
+    tab.mouse.move(0, 0)  # what the pointer is on looks different
+    tab.evaluate(SHORTEN)
+    tab.set_viewport_size(WIDE)
+    assert tab.evaluate(SIDEWAYS) <= 0
+    tab.add_script_tag(url=f"{address}/axe.min.js")
+    tab.add_style_tag(content="* { transition: none !important }")  # no colour in between is judged
+    found = violations(tab, "html", rules={rule: {"enabled": False} for rule in OF_CONTRAST})
+    for theme, kinds in judged.items():
+        tab.emulate_media(color_scheme=theme)
+        expect(tab.locator("html")).to_have_attribute("data-theme", theme)
+        if new := tab.evaluate(MARK_NEW_TEXTS, kinds):
+            lines = violations(tab, ".judged", runOnly=OF_CONTRAST)
+            found += [f"{theme}, {line}" for line in lines]
+            kinds += new
+    assert not found
+
+
 # ---- The book's own pages --------------------------------------------------------------------
 
 
 @each_live_page
-def test_every_cell_and_panel_of_a_page_answers_as_cpython_does(
-    visit: Visit, address: str, name: str
+def test_every_cell_and_panel_of_a_page_answers_as_cpython_does_and_serves_everyone(
+    visit: Visit, judged: dict[str, list[str]], address: str, name: str
 ) -> None:
     visit.tab.goto(f"{address}/{name}")
+    fits_a_telephone(visit, address)
     cells = visit.tab.locator(".cell.tag_live")
     if count := cells.count():
         if count > 1:
@@ -553,6 +688,8 @@ def test_every_cell_and_panel_of_a_page_answers_as_cpython_does(
     replayed([pair for pair in asked if json.loads(pair[0])["kind"] != "cell"])
     for index in range(panels.count()):
         shows_its_last_answer(panels.nth(index), asked)
+    assert visit.tab.evaluate(SIDEWAYS) <= 0
+    serves_everyone(visit, judged, address)
 
 
 def test_an_exercise_is_checked_in_the_page_without_the_cells_above(chapter_4: Visit) -> None:
@@ -643,128 +780,10 @@ def test_without_scripts_picture_table_and_code_stand_there(
     assert all(text.strip() for text in code)
 
 
-# ---- Every page, for everyone ----------------------------------------------------------------
-
-# Faults of the theme, by the rule of axe-core and what it is found on: text that a button hides
-# from the eye, the logo outside the landmarks, arrows without a name; docutils' old role.
-THEME_FAULTS = {
-    "label-content-name-mismatch": r"search-button|theme-switch-button|Toggle hidden content",
-    "region": r"logo__image",
-    "summary-name": r"toctree-l|details\[open=\"open\"\] > summary",
-    "aria-allowed-role": r"doc-biblioentry",
-    "aria-deprecated-role": r"doc-biblioentry",
-    "aria-required-children": r"citation-list",  # docutils: a list of doc-biblioentry
-}
-# axe-core's time is that of a page's elements, and most of them are written by generators, all
-# alike: the entries of the API, of its contents and of the index, the insides of formulas, the
-# shapes of pictures and the coloured words of code. The first ones stand for the others.
-SHORTEN = """() => {
-  const alike = { "dl.py": 20, ".toc-entry": 30, ".indextable li": 30 };
-  for (const [selector, kept] of Object.entries(alike))
-    document.querySelectorAll(selector).forEach((entry, i) => i < kept || entry.remove());
-  const formulas = [...document.querySelectorAll("mjx-container")].slice(3);
-  formulas.forEach((formula) => formula.replaceChildren());
-  const seen = new Set();
-  const isFirst = (...kind) => !seen.has(kind.join()) && seen.add(kind.join());
-  for (const shape of document.querySelectorAll("svg :is(path, line, rect, circle, text):empty")) {
-    if (shape.hasAttribute("tabindex") || shape.hasAttribute("role")) continue;
-    const look = ["class", "fill", "style"].map((name) => shape.getAttribute(name));
-    isFirst(shape.tagName, shape.parentElement.getAttribute("class"), ...look) || shape.remove();
-  }
-  for (const word of document.querySelectorAll("pre span")) {
-    if (word.getAttributeNames().some((name) => name !== "class")) continue;
-    const block = word.closest("[class*=highlight-], .output")?.className;
-    if (!isFirst(word.parentElement.className, word.className, block))
-      word.replaceWith(...word.childNodes);
-  }
-  document.normalize();
-}"""
-# The contrast of a text is that of its colour to what lies behind it, given its size: one text of
-# each kind is judged, the first in the book. Returns the kinds that the page adds.
-MARK_NEW_TEXTS = """(seen) => {
-  const known = new Set(seen);
-  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (texts.nextNode()) {
-    const element = texts.currentNode.parentElement;
-    if (!texts.currentNode.data.trim() || !element.checkVisibility()) continue;
-    const { color, fill, fontSize, fontWeight, textDecorationLine } = getComputedStyle(element);
-    const look = [element.tagName, color, fill, fontSize, fontWeight, textDecorationLine];
-    const behind = new Set();
-    for (let around = element; around; around = around.parentElement) {
-      const { backgroundColor, backgroundImage, opacity } = getComputedStyle(around);
-      behind.add(`${backgroundColor} ${backgroundImage} ${opacity}`);
-    }
-    const kind = [...look, ...behind].join();
-    if (!known.has(kind)) element.classList.add("judged");
-    known.add(kind);
-  }
-  return [...known].filter((kind) => !seen.includes(kind));
-}"""
-OF_CONTRAST = ["color-contrast", "link-in-text-block"]
-
-
-@pytest.fixture(scope="module")
-def everyone(reader: BrowserContext, address: str) -> Iterator[Visit]:
-    with visiting(reader, address) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def judged() -> dict[str, list[str]]:
-    """The kinds of text whose contrast was judged, by theme."""
-    return {"light": [], "dark": []}
-
-
-@functools.cache
-def gzipped_bytes(file: str) -> int:
-    return len(gzip.compress((SITE / file).read_bytes(), 6))
-
-
-def violations(tab: Tab, within: str, **options: Any) -> list[str]:
-    """What axe-core finds, the theme's faults apart: one line for each element."""
-    options["resultTypes"] = ["violations"]  # else it describes what passes, too
-    found = tab.evaluate("([within, options]) => axe.run(within, options)", [within, options])
-    return [
-        f"{rule['id']}: {node['target']} {node['html'][:120]}"
-        for rule in found["violations"]
-        for node in rule["nodes"]
-        if not is_of_the_theme(rule["id"], str(node))
-    ]
-
-
-def is_of_the_theme(rule: str, node: str) -> bool:
-    return rule in THEME_FAULTS and re.search(THEME_FAULTS[rule], node) is not None
-
-
-@each_page
-def test_a_page_serves_everyone(
-    everyone: Visit, judged: dict[str, list[str]], address: str, name: str
+@pytest.mark.parametrize("name", [name for name in PAGES if name not in LIVE_PAGES])
+def test_a_page_without_live_parts_serves_everyone(
+    visit: Visit, judged: dict[str, list[str]], address: str, name: str
 ) -> None:
-    """Both widths, both themes, no console error, nothing that axe-core objects to."""
-    tab = everyone.tab
-    everyone.wrong.clear()
-    everyone.fetched.clear()
-    tab.set_viewport_size(NARROW)
-    tab.emulate_media(color_scheme="light", reduced_motion="reduce")
-    tab.goto(f"{address}/{name}", wait_until="load")
-    tab.evaluate("window.MathJax?.startup?.promise")
-    assert tab.evaluate(SIDEWAYS) <= 0
-    own = {url.split("?")[0].removeprefix(f"{address}/") for url in everyone.fetched}
-    text = [file for file in own if not file.startswith(("_images/", "data:"))]
-    assert sum(map(gzipped_bytes, text)) < MAX_TRANSFER_BYTES
-    tab.set_viewport_size(WIDE)
-    assert tab.evaluate(SIDEWAYS) <= 0
-    tab.add_script_tag(url=f"{address}/axe.min.js")
-    tab.add_style_tag(content="* { transition: none !important }")  # no colour in between is judged
-    tab.evaluate(SHORTEN)
-    without_contrast = {rule: {"enabled": False} for rule in OF_CONTRAST}
-    found = violations(tab, "html", rules=without_contrast)
-    for theme, kinds in judged.items():
-        tab.emulate_media(color_scheme=theme)
-        expect(tab.locator("html")).to_have_attribute("data-theme", theme)
-        if new := tab.evaluate(MARK_NEW_TEXTS, kinds):
-            lines = violations(tab, ".judged", runOnly=OF_CONTRAST)
-            found += [f"{theme}, {line}" for line in lines]
-            kinds += new
-    assert not found
-    assert not everyone.wrong
+    visit.tab.goto(f"{address}/{name}")
+    fits_a_telephone(visit, address)
+    serves_everyone(visit, judged, address)
