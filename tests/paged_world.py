@@ -292,9 +292,9 @@ class World:
         assert rewind(self.log, self.state()) == PoolState.empty(self.pool.shape.num_blocks)
 
 
-def verify_forms(tables: Sequence[BlockTable], width: int | None = None) -> None:
+def verify_forms(tables: Sequence[BlockTable]) -> None:
     """The padded and the compressed form name the slots that the tables name (I4)."""
-    rows, flat = padded(tables, width), csr(tables)
+    rows, flat = padded(tables), csr(tables)
     size = tables[0].pool.block_size if tables else 1
     for i, table in enumerate(tables):
         limits = slice(flat.indptr[i], flat.indptr[i + 1])

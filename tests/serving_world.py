@@ -144,8 +144,9 @@ class ShadowRunner:
 
     def _copy(self, old: list[str], source: int, new: list[str], destination: int) -> None:
         assert NULL_BLOCK not in (source, destination)
-        for offset in range(self.shape.block_size):
-            new[self.shape.slot(destination, offset)] = old[self.shape.slot(source, offset)]
+        size = self.shape.block_size
+        for offset in range(size):
+            new[destination * size + offset] = old[source * size + offset]
 
     def _check_reads(self, tokens: Sequence[int], slots: Sequence[int]) -> None:
         """What a row reads is what these tokens leave (I5)."""

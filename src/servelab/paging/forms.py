@@ -20,11 +20,8 @@ from servelab.paging.pool import NULL_BLOCK
 from servelab.paging.table import BlockTable
 
 
-def padded(tables: Sequence[BlockTable], width: int | None = None) -> list[list[int]]:
-    """Return one row of blocks per table, filled up with the null block.
-
-    Parameters: ``width`` of every row, None for the longest table's.
-    Raises: ``ValueError`` for a table that is longer than ``width``.
+def padded(tables: Sequence[BlockTable]) -> list[list[int]]:
+    """Return one row of blocks per table, filled up with the null block to the longest.
 
     >>> from servelab.paging import BlockPool
     >>> pool = BlockPool(num_blocks=6, block_size=4)
@@ -35,10 +32,7 @@ def padded(tables: Sequence[BlockTable], width: int | None = None) -> list[list[
     [[1, 2], [3, 0]]
     """
     rows = [list(table.blocks) for table in tables]
-    longest = max(map(len, rows), default=0)
-    width = longest if width is None else width
-    if longest > width:
-        raise ValueError(f"a table has {longest} blocks, a row only {width}")
+    width = max(map(len, rows), default=0)
     return [row + [NULL_BLOCK] * (width - len(row)) for row in rows]
 
 

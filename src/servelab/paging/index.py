@@ -88,8 +88,10 @@ def chain_key(parent_key: bytes, tokens: tuple[int, ...]) -> bytes:
     return hashlib.sha256(b"block" + parent_key + packed).digest()
 
 
-class PrefixIndex:
-    """The cached blocks of one pool, from key to blocks and from block to prefix.
+class PrefixIndex(dict[int, Prefix]):
+    """What each cached block of a pool holds; ``find`` goes the other way, from tokens to a block.
+
+    Only ``add`` and ``remove`` change it: they keep both directions in step.
 
     >>> index, root = PrefixIndex(), Root(epoch=0)
     >>> index.add(3, index.prefix(root, (7, 8)))
@@ -98,27 +100,14 @@ class PrefixIndex:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.epoch = 0
-        self._prefixes: dict[int, Prefix] = {}  # by block
         self._blocks: dict[bytes, dict[int, None]] = {}  # by key, oldest first
-
-    def __len__(self) -> int:
-        return len(self._prefixes)
-
-    def __contains__(self, block: int) -> bool:
-        return block in self._prefixes
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._prefixes)
-
-    def get(self, block: int) -> Prefix | None:
-        """Return what a block holds, None if it is not cached."""
-        return self._prefixes.get(block)
 
     def find(self, parent: Prefix | Root, tokens: tuple[int, ...]) -> tuple[int, Prefix] | None:
         """Return the oldest block that holds ``tokens`` behind ``parent``, and its prefix."""
         for block in self._blocks.get(chain_key(parent.key, tokens), ()):
-            prefix = self._prefixes[block]
+            prefix = self[block]
             if prefix.tokens == tokens and prefix.parent == parent:
                 return block, prefix
         return None
@@ -130,12 +119,12 @@ class PrefixIndex:
 
     def add(self, block: int, prefix: Prefix) -> None:
         """Let ``block`` be found as ``prefix``."""
-        self._prefixes[block] = prefix
+        self[block] = prefix
         self._blocks.setdefault(prefix.key, {})[block] = None
 
     def remove(self, block: int) -> Prefix:
         """Let ``block`` be found no more; return what it held."""
-        prefix = self._prefixes.pop(block)
+        prefix = self.pop(block)
         blocks = self._blocks[prefix.key]
         del blocks[block]
         if not blocks:
@@ -144,7 +133,7 @@ class PrefixIndex:
 
     def position(self, block: int) -> int:
         """Return the place of a cached block among those of its key, 0 for the oldest."""
-        return list(self._blocks[self._prefixes[block].key]).index(block)
+        return list(self._blocks[self[block].key]).index(block)
 
     def blocks_by_key(self) -> dict[str, list[int]]:
         """Return the blocks of each key (hexadecimal), oldest first."""
@@ -153,12 +142,12 @@ class PrefixIndex:
     def problems(self) -> Iterator[str]:
         """Yield what is wrong with the index, in words; nothing if it is sound."""
         listed = {block: key for key, blocks in self._blocks.items() for block in blocks}
-        if listed != {block: prefix.key for block, prefix in self._prefixes.items()}:
+        if listed != {block: prefix.key for block, prefix in self.items()}:
             yield "the two directions of the prefix index differ"
         if not all(self._blocks.values()):
             yield "the prefix index keeps a key without blocks"
-        present = set(self._prefixes.values())
-        for block, prefix in self._prefixes.items():
+        present = set(self.values())
+        for block, prefix in self.items():
             if prefix.key != chain_key(prefix.parent.key, prefix.tokens):
                 yield f"the key of block {block} is not that of its tokens"
             if isinstance(prefix.parent, Prefix) and prefix.parent not in present:

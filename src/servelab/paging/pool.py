@@ -13,10 +13,10 @@ Ignores: the keys and values themselves, and their bytes: a runner stores them, 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count
 from typing import TYPE_CHECKING
 
 from servelab.paging.events import CachedChanged, Event, Reason, RefChanged
@@ -53,8 +53,8 @@ class PoolShape:
     Raises: ``TypeError``, ``ValueError`` for fewer than 2 blocks or less than 1 slot.
 
     >>> shape = PoolShape(num_blocks=8, block_size=16)
-    >>> shape.num_slots, shape.blocks_for(33), shape.slot(block=2, offset=3)
-    (128, 3, 35)
+    >>> shape.num_slots, shape.blocks_for(33)
+    (128, 3)
     """
 
     num_blocks: int
@@ -72,10 +72,6 @@ class PoolShape:
     def blocks_for(self, num_tokens: int) -> int:
         """Return the blocks that ``num_tokens`` fill or begin."""
         return -(-num_tokens // self.block_size)
-
-    def slot(self, block: int, offset: int) -> int:
-        """Return the number of a slot: the token position in a pool read as one long row."""
-        return block * self.block_size + offset
 
     def check_addressable(self, index_bits: int, elements_per_slot: int = 1) -> None:
         """Refuse a pool that signed indices of ``index_bits`` cannot address to its last element.
@@ -96,45 +92,6 @@ class PoolShape:
                 f"the last element of the pool is number {last}, "
                 f"beyond {largest}, the largest index of {index_bits} bits"
             )
-
-
-class FreeList:
-    """Blocks 1 to ``num_blocks`` - 1 in order of next use; any of them can be taken out in O(1).
-
-    A ring linked through two lists. Entry 0, the null block's, is where the ring begins and ends.
-
-    >>> free = FreeList(num_blocks=5)
-    >>> free.remove(2), free.append(2), list(free)
-    (1, 4, [1, 3, 4, 2])
-    """
-
-    def __init__(self, num_blocks: int) -> None:
-        self._next: list[int] = [*range(1, num_blocks), NULL_BLOCK]
-        self._previous: list[int] = [num_blocks - 1, *range(num_blocks - 1)]
-
-    def __iter__(self) -> Iterator[int]:
-        block = self.first
-        while block != NULL_BLOCK:
-            yield block
-            block = self._next[block]
-
-    @property
-    def first(self) -> int:
-        """Return the block to use next; the null block if none is free."""
-        return self._next[NULL_BLOCK]
-
-    def append(self, block: int) -> int:
-        """Put a block at the end; return the one before it (the null block: none)."""
-        last = self._previous[NULL_BLOCK]
-        self._next[last] = self._previous[NULL_BLOCK] = block
-        self._previous[block], self._next[block] = last, NULL_BLOCK
-        return last
-
-    def remove(self, block: int) -> int:
-        """Take a block out; return the one before it (the null block: none)."""
-        before, after = self._previous[block], self._next[block]
-        self._next[before], self._previous[after] = after, before
-        return before
 
 
 class BlockPool:
@@ -158,28 +115,29 @@ class BlockPool:
         self.shape = PoolShape(num_blocks, block_size)
         self.block_size = self.shape.block_size
         self.refs = [0] * self.shape.num_blocks  # tables that hold each block
-        self.num_free = self.shape.num_blocks - 1  # blocks that no table holds, cached or not
         self.index = PrefixIndex()
         self.sink = sink
-        self._free = FreeList(self.shape.num_blocks)
-        self._table_ids = count()
+        self.table_ids = count()  # each is given to one table
+        # Least recently used first; any of them can be taken out, since a cached one may be hit.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+
+    @property
+    def num_free(self) -> int:
+        """Return the blocks that no table holds, cached or not."""
+        return len(self._free)
 
     def free_order(self) -> list[int]:
         """Return the free blocks, the one to be used next first."""
         return list(self._free)
-
-    def new_table_id(self) -> int:
-        """Return a number that no table of this pool has had."""
-        return next(self._table_ids)
 
     def allocate(self) -> int:
         """Return the least recently used free block, now held once; what it cached is evicted.
 
         Raises: ``OutOfBlocks``.
         """
-        block = self._free.first
-        if block == NULL_BLOCK:
+        if not self._free:
             raise OutOfBlocks(1, 0)
+        block = next(iter(self._free))
         if block in self.index:
             self.uncache(block)
         self._change_ref(block, +1, "allocate")
@@ -207,13 +165,22 @@ class BlockPool:
         old, after = self.refs[block], NULL_BLOCK
         self.refs[block] = new = old + change
         if old == 0:
-            after = self._free.remove(block)
-            self.num_free -= 1
+            if self.sink is not None and reason != "allocate":  # else it is the first
+                after = self._before(block)
+            del self._free[block]
         elif new == 0:
-            after = self._free.append(block)
-            self.num_free += 1
+            after = next(reversed(self._free), NULL_BLOCK)
+            self._free[block] = None
         if self.sink is not None:
             self.sink(RefChanged(block=block, old=old, new=new, after=after, reason=reason))
+
+    def _before(self, block: int) -> int:
+        """Return the free block before another; the null block if there is none."""
+        backwards = reversed(self._free)  # what can be hit was released last
+        for each in backwards:
+            if each == block:
+                break
+        return next(backwards, NULL_BLOCK)
 
     def is_read_elsewhere(self, block: int) -> bool:
         """Return whether a holder must copy the block before it writes: others hold or find it."""
@@ -253,33 +220,24 @@ class BlockPool:
                 )
             )
 
-    def check(self, tables: Iterable[BlockTable] | None = None) -> None:
-        """Compare everything the pool knows with everything else it knows.
+    def check(self, tables: Iterable[BlockTable]) -> None:
+        """Compare everything that a pool and all its live ``tables`` know with each other.
 
-        Parameters: ``tables``: all live ones, to compare the reference counts with; None: do not.
         Raises: ``CorruptPool`` with all that is wrong.
         """
-        problems = [*self._problems(), *self.index.problems()]
-        if tables is not None:
-            problems += self._table_problems(list(tables))
-        if problems:
+        if problems := [*self._problems(list(tables)), *self.index.problems()]:
             raise CorruptPool("; ".join(problems))
 
-    def _problems(self) -> Iterator[str]:
-        order = list(islice(self._free, self.shape.num_blocks))
-        unheld = [block for block, refs in enumerate(self.refs) if refs == 0 and block]
-        if sorted(order) != unheld or len(order) != self.num_free:
-            yield f"free order {order} ({self.num_free} free), blocks without holder {unheld}"
-        if min(self.refs) < 0:
-            yield f"a reference count is negative: {self.refs}"
-        if self.refs[NULL_BLOCK] or NULL_BLOCK in self.index:
-            yield "the null block is held or cached"
-
-    def _table_problems(self, tables: list[BlockTable]) -> Iterator[str]:
+    def _problems(self, tables: list[BlockTable]) -> Iterator[str]:
         holders = Counter(block for table in tables for block in table.blocks)
         for block, refs in enumerate(self.refs):
             if refs != holders[block]:
                 yield f"block {block} has {refs} references, {holders[block]} tables hold it"
+            if (block in self._free) != (refs == 0 and block != NULL_BLOCK):
+                free = ", ".join(map(str, self._free))
+                yield f"block {block} has {refs} references; free are {free}"
+        if NULL_BLOCK in self.index:
+            yield "the null block is cached"
         for table in tables:
             if len(set(table.blocks)) != len(table.blocks):
                 yield f"table {table.id} names a block twice: {table.blocks}"

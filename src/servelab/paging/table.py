@@ -59,7 +59,7 @@ class BlockTable:
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
-        self.id = pool.new_table_id()
+        self.id = next(pool.table_ids)
         self.num_tokens = 0
         self.root: Root | None = None  # set by the lookup it began with; none: never published
         self._blocks: list[int] = []
@@ -82,13 +82,12 @@ class BlockTable:
         >>> table.blocks_needed(9)
         3
         """
-        num_tokens, pool = check_count("num_tokens", num_tokens), self.pool
-        if hit is not None:
-            self._check_hit(hit)
-            new = pool.shape.blocks_for(hit.num_tokens + num_tokens) - len(hit.blocks)
-            return new + sum(not pool.refs[block] for block in hit.blocks)
-        new = pool.shape.blocks_for(self.num_tokens + num_tokens) - len(self._blocks)
-        return new + self._must_copy()
+        length, pool = self.num_tokens + check_count("num_tokens", num_tokens), self.pool
+        if hit is None:
+            return pool.shape.blocks_for(length) - len(self._blocks) + self._must_copy()
+        self._check_hit(hit)
+        held = sum(pool.refs[block] > 0 for block in hit.blocks)
+        return pool.shape.blocks_for(length + hit.num_tokens) - held
 
     def append(self, num_tokens: int, hit: Hit | None = None) -> list[Copy]:
         """Make room for ``num_tokens`` more, behind the blocks of ``hit`` if one is given.
@@ -104,14 +103,12 @@ class BlockTable:
         if needed > self.pool.num_free:
             raise OutOfBlocks(needed, self.pool.num_free)
         length = self.num_tokens + num_tokens
-        copies: list[Copy] = []
         if hit is not None:
             # Before any allocation: it could evict the very blocks that were hit.
             self._share(hit.blocks, "hit")
             self.root = hit.root
             length += hit.num_tokens
-        elif self._must_copy():
-            copies.append(self._copy_last())
+        copies = [self._copy_last()] if self._must_copy() else []
         for _ in range(len(self._blocks), self.pool.shape.blocks_for(length)):
             self._add(self.pool.allocate())
         self._set_length(length)
@@ -175,7 +172,7 @@ class BlockTable:
         if not 0 <= position < self.num_tokens:
             raise ValueError(f"position {position} is not in 0 to {self.num_tokens - 1}")
         size = self.pool.block_size
-        return self.pool.shape.slot(self._blocks[position // size], position % size)
+        return self._blocks[position // size] * size + position % size
 
     def slots(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Return the slot of each token position from ``start`` to before ``stop`` (the end).
@@ -185,8 +182,8 @@ class BlockTable:
         stop = self.num_tokens if stop is None else stop
         if not 0 <= start <= stop <= self.num_tokens:
             raise ValueError(f"positions {start} to {stop} are not in 0 to {self.num_tokens}")
-        blocks, size, slot = self._blocks, self.pool.block_size, self.pool.shape.slot
-        return [slot(blocks[place // size], place % size) for place in range(start, stop)]
+        blocks, size = self._blocks, self.pool.block_size
+        return [blocks[place // size] * size + place % size for place in range(start, stop)]
 
     def _must_copy(self) -> bool:
         """Return whether the next token goes into a block that others read: copy on write."""
