@@ -216,9 +216,9 @@ POOL = "need 5 blocks of 2 slots, the pool has 4"
         ("", GREEDY, ValueError, "the runner has no tokenizer: give token ids, not ''"),
         ([7], GREEDY, ValueError, "token id 7 is not in the vocabulary, 0 to 6"),
         ([1, -1, 1], GREEDY, ValueError, "token id -1 is not in the vocabulary, 0 to 6"),
-        ([1.5], GREEDY, TypeError, r"token ids are whole numbers, got \[1.5\]"),
-        (["a", "b"], GREEDY, TypeError, r"add and stream take one prompt, .*, got \['a', 'b'\]"),
-        ([[1], [2]], GREEDY, TypeError, "add and stream take one prompt, generate takes several"),
+        ([1.5], GREEDY, TypeError, r"text or .* whole token ids; .*, got \[1.5\]"),
+        (["a", "b"], GREEDY, TypeError, r"generate takes several prompts, got \['a', 'b'\]"),
+        ([[1], [2]], GREEDY, TypeError, r"generate takes several prompts, got \[\[1\], "),
         (b"\1\2", GREEDY, TypeError, "text.* token ids.*, got b'"),
         ({1, 2}, GREEDY, TypeError, r"text.* token ids.*, got \{1, 2\}"),
         (None, GREEDY, TypeError, "text.* token ids.*, got None"),
@@ -403,7 +403,7 @@ def test_answers_come_in_the_order_of_the_prompts_each_with_its_parameters() -> 
         assert [output.token_ids for output in answer.outputs] == children
         assert [output.index for output in answer.outputs] == list(range(each.n))
     engine.verify_drained()
-    with pytest.raises(ValueError, match="2 prompts need as many params, got 1"):
+    with pytest.raises(ValueError, match=r"2 prompts need as many params, got \[S"):
         engine.generate([[1], [2]], [GREEDY])
     assert engine.generate([]) == []
 

@@ -7,29 +7,12 @@ Runners that compute tokens are in the room `decoder`; roofline_runner predicts 
 from servelab.serving.beam import beam_search
 from servelab.serving.engine import Engine, EngineClosed
 from servelab.serving.params import SamplingParams, uniform
-from servelab.serving.plan import (
-    Plan,
-    Row,
-    Runner,
-    RunnerLost,
-    RunnerTaken,
-    StepResult,
-    Tokenizer,
-)
-from servelab.serving.request import (
-    CompletionOutput,
-    Request,
-    RequestOutput,
-    Sequence,
-    State,
-    Times,
-)
+from servelab.serving.plan import Plan, Row, Runner, RunnerLost, StepResult
+from servelab.serving.request import CompletionOutput, Request, RequestOutput, Sequence, State
 from servelab.serving.roofline_runner import RooflineRunner
-from servelab.serving.scheduler import Counters
 
 __all__ = [
     "CompletionOutput",
-    "Counters",
     "Engine",
     "EngineClosed",
     "Plan",
@@ -39,13 +22,10 @@ __all__ = [
     "Row",
     "Runner",
     "RunnerLost",
-    "RunnerTaken",
     "SamplingParams",
     "Sequence",
     "State",
     "StepResult",
-    "Times",
-    "Tokenizer",
     "beam_search",
     "uniform",
 ]

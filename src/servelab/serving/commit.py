@@ -10,7 +10,7 @@ Ignores: how the tokens were drawn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
+from itertools import repeat
 
 from servelab.serving.plan import Plan, StepResult
 from servelab.serving.request import Request, Sequence, State, table_of
@@ -45,62 +45,45 @@ def commit(
     cache, size = scheduler.prefix_cache, scheduler.pool.block_size
     completed: list[Request] = []
     generated = sum(map(len, result.tokens))
-    columns = plan.sequences, plan.new_tokens, plan.cached_tokens, result.tokens
-    for place, (sequence, new, cached, tokens) in enumerate(zip(*columns, strict=True)):
-        request = sequence.request
+    reported = result.logprobs or [None] * len(result.tokens)
+    columns = plan.sequences, plan.new_tokens, plan.cached_tokens, result.tokens, reported
+    for sequence, new, cached, tokens, logprobs in zip(*columns, strict=True):
+        request, times = sequence.request, sequence.request.times
         computed = sequence.num_computed_tokens = cached + new
         if cache is not None and computed % size < new:  # a block has become full
             cache.publish(table_of(sequence), sequence.token_ids, computed)
-        if computed <= request.num_prompt_tokens:
-            _note_times(request, cached, bool(tokens), clock_seconds, result.seconds)
+        if times.first_token is None:
+            if times.first_scheduled is None:
+                times.first_scheduled = clock_seconds - result.seconds
+                request.num_cached_tokens = cached
+            if tokens:
+                times.first_token = clock_seconds
         if not tokens:
             continue
-        logprobs = None if result.logprobs is None else result.logprobs[place]
         if request.steered:
             sequence.state = State.HELD
             sequence.candidates = logprobs[0] if logprobs else None
             generated -= 1
             continue
-        branches = _branch(scheduler, sequence) if sequence.seats > 1 else None
-        if logprobs is not None:
-            _note_logprobs(branches or [sequence], tokens, logprobs)
-        if branches is not None:
-            pairs = zip(branches, tokens, strict=True)
-            ended = [branch for branch, token in pairs if branch.take(token)]
-        elif sequence.take(tokens[0]):
+        if sequence.seats > 1:
+            branches = _branch(scheduler, sequence)
+            drawn = zip(branches, tokens, logprobs or repeat(None), strict=False)
+            ended = [branch for branch, token, given in drawn if branch.take(token, given)]
+        elif sequence.take(tokens[0], logprobs[0] if logprobs else None):
             ended = [sequence]
         else:
             continue  # nearly always
         for branch in ended:
             stopped = branch.token_ids[-1] in request.stops
             scheduler.finish(branch, "stop" if stopped else "length")
-            request.times.last_token = clock_seconds
+            times.last_token = clock_seconds
             if request.finished:
                 completed.append(request)
     scheduler.counters.generated_tokens += generated
     return completed
 
 
-def _note_times(
-    request: Request, cached: int, drawn: bool, clock_seconds: float, step_seconds: float
-) -> None:
-    times = request.times
-    if times.first_scheduled is None:
-        times.first_scheduled = clock_seconds - step_seconds
-        request.num_cached_tokens = cached
-    if drawn and times.first_token is None:
-        times.first_token = clock_seconds
-
-
 def _branch(scheduler: Scheduler, parent: Sequence) -> list[Sequence]:
     """Fork a sequence whose prompt is computed into all that its request asks for."""
     seats, parent.seats = parent.seats, 1
     return [parent, *(scheduler.fork(parent, parent.token_ids) for _ in range(1, seats))]
-
-
-def _note_logprobs(
-    branches: list[Sequence], tokens: SequenceOf[int], logprobs: SequenceOf[dict[int, float]]
-) -> None:
-    for branch, token, of_position in zip(branches, tokens, logprobs, strict=True):
-        branch.logprobs.append(of_position)
-        branch.cumulative_logprob += of_position[token]

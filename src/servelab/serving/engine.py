@@ -21,12 +21,7 @@ from servelab.serving.events import Planned, Stepped, Submitted
 from servelab.serving.limits import Limits, Prompt, fitting_blocks
 from servelab.serving.params import SamplingParams, check_seed, request_seed
 from servelab.serving.plan import Plan, Runner, RunnerLost, RunnerTaken
-from servelab.serving.request import (
-    Accepted,
-    FinishReason,
-    Request,
-    RequestOutput,
-)
+from servelab.serving.request import Accepted, FinishReason, Request, RequestOutput
 from servelab.serving.scheduler import Scheduler, Sink
 from servelab.units import check_flag, check_number, check_positive
 
@@ -149,6 +144,7 @@ class Engine:
         if request_id in self._requests:
             raise ValueError(f"request id {request_id!r} is taken by an unfinished request")
         Root.of(0, namespace)  # raises for what is no namespace
+        stops = frozenset() if params.ignore_eos else self.runner.eos_token_ids
         if arrival_seconds is None:
             arrival_seconds = self.clock_seconds
         request = Request(
@@ -156,7 +152,7 @@ class Engine:
             arrival=arrival,
             accepted=accepted,
             seed=request_seed(self.seed, arrival) if params.seed is None else params.seed,
-            stops=() if params.ignore_eos else self.runner.eos_token_ids,
+            stops=stops.union(params.stop_token_ids),
             namespace=dict(namespace),
             arrival_seconds=check_number("arrival_seconds", arrival_seconds),
         )

@@ -73,18 +73,13 @@ class Limits:
         Parameters: ``params`` one for all (None: the defaults) or one each.
         Raises: as ``accept``; ``ValueError`` for more or fewer params than prompts.
         """
-        if not _in_order(prompts):
-            raise TypeError(f"prompts are text, token ids or several of these, got {prompts!r:.80}")
-        if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], Integral)):
+        one = isinstance(prompts, str) or not _in_order(prompts)
+        if one or (len(prompts) and isinstance(prompts[0], Integral)):
             prompts = [cast(Prompt, prompts)]
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
-        if not _in_order(params):
-            raise TypeError(
-                f"params are SamplingParams, or one for each prompt, got {params!r:.80}"
-            )
-        if len(params) != len(prompts):
-            raise ValueError(f"{len(prompts)} prompts need as many params, got {len(params)}")
+        if not _in_order(params) or len(params) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts need as many params, got {params!r:.80}")
         pairs = zip(cast(Sequence[Prompt], prompts), params, strict=True)
         return [self.accept(*pair) for pair in pairs]
 
@@ -93,15 +88,13 @@ class Limits:
             if self.runner.tokenizer is None:
                 raise ValueError(f"the runner has no tokenizer: give token ids, not {prompt!r}")
             prompt = self.runner.tokenizer.encode(prompt)
+        rule = "a prompt is text or a sequence of whole token ids; generate takes several prompts"
         if not _in_order(prompt):
-            raise TypeError(f"a prompt is text or a sequence of token ids, got {prompt!r:.80}")
+            raise TypeError(f"{rule}, got {prompt!r:.80}")
         try:
             token_ids = tuple(map(whole, prompt))
         except TypeError as error:
-            if any(map(_in_order, prompt)):
-                hint = "add and stream take one prompt, generate takes several"
-                raise TypeError(f"{hint}, got {prompt!r:.80}") from error
-            raise TypeError(f"token ids are whole numbers, got {prompt!r:.80}") from error
+            raise TypeError(f"{rule}, got {prompt!r:.80}") from error
         if not token_ids:
             raise ValueError("a prompt needs at least one token, got none")
         largest = self.runner.vocab_size - 1

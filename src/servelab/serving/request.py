@@ -11,9 +11,9 @@ Ignores: how tokens become text: the runner's tokenizer knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Literal
@@ -88,10 +88,13 @@ class Sequence:
         """Return the tokens generated so far."""
         return self.token_ids[self.request.num_prompt_tokens :]
 
-    def take(self, token: int) -> bool:
-        """Append a token; return whether it is the last one."""
+    def take(self, token: int, logprobs: dict[int, float] | None) -> bool:
+        """Append a token, and what is reported of its place; return whether it is the last one."""
         request = self.request
         self.token_ids.append(token)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+            self.cumulative_logprob += logprobs[token]
         return token in request.stops or len(self.token_ids) >= request.max_length
 
     def draws(self) -> tuple[float, ...]:
@@ -111,42 +114,35 @@ def table_of(sequence: Sequence) -> BlockTable:
     return sequence.table
 
 
+@dataclass(eq=False)
 class Request:
     """One prompt and what became of it; made by ``Engine.add``.
 
     Parameters: ``id`` given by the caller or the engine; ``arrival`` its number in order of
     arrival; ``accepted`` prompt and parameters; ``seed`` of its draws; ``stops`` tokens that end a
-    sequence, besides those of the parameters; ``namespace`` of its prefixes; ``arrival_seconds`` on
-    the engine's clock.
+    sequence; ``namespace`` of its prefixes; ``arrival_seconds`` on the engine's clock.
     """
 
-    def __init__(
-        self,
-        id: str,
-        arrival: int,
-        accepted: Accepted,
-        seed: int,
-        stops: Iterable[int],
-        namespace: Mapping[str, str],
-        arrival_seconds: float = 0.0,
-    ) -> None:
-        self.id = id
-        self.arrival = arrival
-        self.prompt = accepted.prompt
+    id: str
+    arrival: int
+    accepted: InitVar[Accepted]
+    seed: int
+    stops: Collection[int]
+    namespace: Mapping[str, str]
+    arrival_seconds: InitVar[float] = 0.0
+    steered: bool = False  # whether a driver, not the sampler, chooses the tokens
+    error: str | None = None
+    num_cached_tokens: int | None = None  # of the prompt, at its first admission
+    num_preemptions: int = 0
+
+    def __post_init__(self, accepted: Accepted, arrival_seconds: float) -> None:
+        self.prompt, self.params = accepted.prompt, accepted.params
         self.prompt_token_ids = accepted.token_ids
         self.num_prompt_tokens = len(accepted.token_ids)
-        self.params = accepted.params
         self.max_tokens = accepted.max_tokens
         self.max_length = self.num_prompt_tokens + self.max_tokens
-        self.seed = seed
-        self.stops = frozenset(stops).union(accepted.params.stop_token_ids)
-        self.namespace = namespace
-        self.steered = False  # whether a driver, not the sampler, chooses the tokens
-        self.error: str | None = None
         self.times = Times(arrival_seconds)
-        self.num_cached_tokens: int | None = None  # of the prompt, at its first admission
-        self.num_preemptions = 0
-        self.sequences = [Sequence(self, 0, list(accepted.token_ids), seats=accepted.params.n)]
+        self.sequences = [Sequence(self, 0, list(accepted.token_ids), seats=self.params.n)]
         self._num_children = 1
 
     def new_child(self, token_ids: list[int]) -> Sequence:

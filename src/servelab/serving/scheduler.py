@@ -14,7 +14,7 @@ Ignores: tokens, time and text; priorities.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -247,8 +247,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait, behind all that came before it."""
-        place = bisect_left(self.waiting, sequence.rank, key=_rank)
-        self.waiting.insert(place, sequence)
+        insort(self.waiting, sequence, key=_rank)
 
     def fork(self, parent: Sequence, token_ids: list[int]) -> Sequence:
         """Return a new sibling with ``token_ids``, which shares all that is computed of the parent.
