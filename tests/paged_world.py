@@ -27,7 +27,8 @@ from servelab.paging import (
     replay,
     rewind,
 )
-from servelab.paging.index import Prefix
+from servelab.paging import index as keys
+from servelab.paging.index import Prefix, PrefixIndex, Root
 
 Namespace = dict[str, str]
 
@@ -268,6 +269,7 @@ class World:
 
     def _verify_index(self) -> None:
         index, size = self.pool.index, self.pool.block_size
+        verify_index(index)
         listed = [block for blocks in index.blocks_by_key().values() for block in blocks]
         assert sorted(listed) == sorted(index)  # I7, both directions
         assert len(set(listed)) == len(listed) == len(index) < self.pool.shape.num_blocks
@@ -290,6 +292,17 @@ class World:
         assert self.pool.num_free == self.pool.shape.num_blocks - 1
         assert self.host.num_free == self.host.shape.num_blocks - 1
         assert rewind(self.log, self.state()) == PoolState.empty(self.pool.shape.num_blocks)
+
+
+def verify_index(index: PrefixIndex) -> None:
+    """I7, I9: both directions agree, each key is that of its tokens, each has its parent."""
+    by_key = index.blocks_by_key()
+    listed = {block: key for key, blocks in by_key.items() for block in blocks}
+    assert listed == {block: prefix.key.hex() for block, prefix in index.items()}
+    assert all(by_key.values())
+    for prefix in index.values():
+        assert prefix.key == keys.chain_key(prefix.parent.key, prefix.tokens)
+        assert isinstance(prefix.parent, Root) or prefix.parent in index.values()
 
 
 def verify_forms(tables: Sequence[BlockTable]) -> None:

@@ -22,6 +22,7 @@ from servelab.paging.index import Prefix
 from servelab.serving import Engine, Plan, Request, SamplingParams, State, StepResult, uniform
 from servelab.serving import Sequence as Branch
 from servelab.serving.events import Admitted, Forked, Planned, SwapPoolChanged
+from tests.paged_world import verify_index
 
 EOS = 0
 SPEC = ModelSpec.from_config(
@@ -309,9 +310,7 @@ class CheckedEngine(Engine):
             chains[block] = (at, tokens)
             slots = range(block * size, block * size + size)
             assert [self.shadow.store[slot] for slot in slots] == values_of(tokens)[-size:]
-        assert sorted(b for blocks in index.blocks_by_key().values() for b in blocks) == sorted(
-            index
-        )
+        verify_index(index)
         for root, tokens in chains.values():
             assert len(tokens) == size or (root, tokens[:-size]) in chains.values()
 

@@ -689,23 +689,27 @@ def corruptions():
         (null_held, "block 0 has 1 references, 0 tables hold it"),
         (null_free, "block 0 has 0 references; free are"),
         (null_cached, "the null block is cached"),
-        (one_way, "two directions"),
-        (empty_key, "a key without blocks"),
-        (wrong_key, "the key of block 2 is not that of its tokens"),
-        (orphan, "block 2 is cached, the prefix before it is not"),
+        (one_way, None),
+        (empty_key, None),
+        (wrong_key, None),
+        (orphan, None),
         (repeated, "names a block twice"),
         (short, "3 blocks, 3 tokens"),
     ]
 
 
 @pytest.mark.parametrize(("corrupt", "words"), corruptions())
-def test_the_check_sees_every_kind_of_damage(corrupt, words: str) -> None:
+def test_the_checks_see_every_kind_of_damage(corrupt, words: str | None) -> None:
+    """Those of these tests all of it, the pool's own what is wrong with holders."""
     world = World(num_blocks=9, block_size=2)
     table = world.start([1, 2, 0, 1, 2]).table
-    world.pool.check([table])
+    world.verify()
     corrupt(world.pool, table)
-    with pytest.raises(CorruptPool, match=words):
-        world.pool.check([table])
+    with pytest.raises(AssertionError):
+        world.verify()
+    if words is not None:
+        with pytest.raises(CorruptPool, match=words):
+            world.pool.check([table])
 
 
 # --- events -------------------------------------------------------------------------------------

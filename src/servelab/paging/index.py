@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -138,17 +138,3 @@ class PrefixIndex(dict[int, Prefix]):
     def blocks_by_key(self) -> dict[str, list[int]]:
         """Return the blocks of each key (hexadecimal), oldest first."""
         return {key.hex(): list(blocks) for key, blocks in self._blocks.items()}
-
-    def problems(self) -> Iterator[str]:
-        """Yield what is wrong with the index, in words; nothing if it is sound."""
-        listed = {block: key for key, blocks in self._blocks.items() for block in blocks}
-        if listed != {block: prefix.key for block, prefix in self.items()}:
-            yield "the two directions of the prefix index differ"
-        if not all(self._blocks.values()):
-            yield "the prefix index keeps a key without blocks"
-        present = set(self.values())
-        for block, prefix in self.items():
-            if prefix.key != chain_key(prefix.parent.key, prefix.tokens):
-                yield f"the key of block {block} is not that of its tokens"
-            if isinstance(prefix.parent, Prefix) and prefix.parent not in present:
-                yield f"block {block} is cached, the prefix before it is not"
