@@ -343,8 +343,8 @@ MUTANTS = (
         "top_p = 0 is accepted",
         "params.py",
         "test_sampling_parameters",
-        "if not 0 < self.top_p",
-        "if not 0 <= self.top_p",
+        'check_share("top_p", self.top_p)',
+        'check_number("top_p", self.top_p)',
     ),
     # --- limits ---------------------------------------------------------------------------------
     Mutant.of(

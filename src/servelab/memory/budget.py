@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from servelab.hardware import Accelerator
 from servelab.models import ModelSpec
 from servelab.models.parallel import rank, stage_weight_bytes
-from servelab.units import GB, GiB, MiB, check_count, check_positive, table
+from servelab.units import GB, GiB, MiB, check_count, check_share, table
 
 #: What vLLM takes off the size that it suggests for the cache (``v1/worker/gpu_worker.py``).
 VLLM_MARGIN_BYTES = 150 * MiB
@@ -117,8 +117,7 @@ def budget(
     >>> left.device_bytes, left.available_bytes
     (85029615042, 60466131041)
     """
-    if check_positive("utilization", utilization) > 1:
-        raise ValueError(f"utilization must be at most 1, got {utilization}")
+    check_share("utilization", utilization)
     weights = max(stage_weight_bytes(rank(spec, tp), pp, weight_dtype))
     if free_bytes is None:
         device = chip.visible_memory_bytes or chip.memory_bytes

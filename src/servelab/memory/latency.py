@@ -18,7 +18,7 @@ from servelab.memory.engines import capacity
 from servelab.memory.search import largest
 from servelab.models import ModelSpec
 from servelab.roofline.phases import Precision, Time, step_time
-from servelab.units import check_count, check_positive
+from servelab.units import check_count, check_positive, check_share
 
 Limit = Literal["memory", "bandwidth", "compute", "link"]
 _OF_TIME: dict[str, Limit] = {"memory": "bandwidth", "compute": "compute", "link": "link"}
@@ -71,8 +71,7 @@ def max_users(
     length = check_count("prompt_tokens", prompt_tokens) + check_count(
         "output_tokens", output_tokens
     )
-    if check_positive("efficiency", efficiency) > 1:
-        raise ValueError(f"efficiency must be at most 1, got {efficiency}")
+    check_share("efficiency", efficiency)
     formats = precision or Precision()
     settings.setdefault("kv_dtype", formats.kv)
     fits = capacity(spec, available_bytes, length, tp=tp, pp=pp, **settings).sequences

@@ -23,7 +23,7 @@ from servelab.serving.params import SamplingParams, check_seed, request_seed
 from servelab.serving.plan import Plan, Runner, RunnerLost, RunnerTaken
 from servelab.serving.request import Accepted, FinishReason, Request, RequestOutput
 from servelab.serving.scheduler import Scheduler, Sink
-from servelab.units import check_flag, check_number, check_positive
+from servelab.units import check_flag, check_number, check_share
 
 
 class EngineClosed(RuntimeError):
@@ -67,9 +67,7 @@ class Engine:
         seed: int = 0,
         sink: Sink | None = None,
     ) -> None:
-        utilization = check_positive("gpu_memory_utilization", gpu_memory_utilization)
-        if utilization > 1:
-            raise ValueError(f"gpu_memory_utilization is at most 1, got {gpu_memory_utilization}")
+        utilization = check_share("gpu_memory_utilization", gpu_memory_utilization)
         if num_blocks is None:
             num_blocks = fitting_blocks(runner, block_size, utilization)
         self.runner = runner

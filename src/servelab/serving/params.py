@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from servelab.units import check_count, check_flag, check_number
+from servelab.units import check_count, check_flag, check_number, check_share
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SamplingParams:
     >>> SamplingParams(top_p=0)
     Traceback (most recent call last):
     ...
-    ValueError: top_p must be greater than 0 and at most 1, got 0.0
+    ValueError: top_p must be greater than 0, got 0
     """
 
     n: int = 1
@@ -57,12 +57,11 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL:
                 object.__setattr__(self, name, _check_int64(name, value, minimum))
-        for name in ("temperature", "top_p"):
-            object.__setattr__(self, name, float(check_number(name, getattr(self, name))))
+        object.__setattr__(self, "top_p", check_share("top_p", self.top_p))
+        temperature = float(check_number("temperature", self.temperature))
+        object.__setattr__(self, "temperature", temperature)
         if self.temperature < 0:
             raise ValueError(f"temperature must be at least 0, got {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be greater than 0 and at most 1, got {self.top_p}")
         stops = tuple(check_count("stop_token_ids", token, 0) for token in self.stop_token_ids)
         object.__setattr__(self, "stop_token_ids", stops)
         check_flag("ignore_eos", self.ignore_eos)

@@ -22,7 +22,7 @@ from servelab.models import ModelSpec
 from servelab.paging import PoolShape
 from servelab.roofline import Pricer
 from servelab.serving.plan import Plan, StepResult, Tokenizer
-from servelab.units import check_count, check_number, check_positive
+from servelab.units import check_count, check_number, check_positive, check_share
 
 #: 16 lanes of 16 GT/s, 128 of 130 bits payload: PCIe 4.0 in one direction, before packet headers.
 PCIE_4_BYTES_PER_SECOND = 16 * 16e9 * 128 / 130 / 8
@@ -61,9 +61,7 @@ class RooflineRunner:
         reserve_bytes: int = 0,
         host_link_bytes_per_second: float = PCIE_4_BYTES_PER_SECOND,
     ) -> None:
-        self.efficiency = check_positive("efficiency", efficiency)
-        if self.efficiency > 1:
-            raise ValueError(f"efficiency must be at most 1, got {efficiency}")
+        self.efficiency = check_share("efficiency", efficiency)
         self.overhead_seconds = check_number("overhead_seconds", overhead_seconds)
         if self.overhead_seconds < 0:
             raise ValueError(f"overhead_seconds must be at least 0, got {overhead_seconds}")
