@@ -120,9 +120,7 @@ class ReferenceAttention:
     """Gather the keys and values of a row, then torch's attention: the oracle of the kernels.
 
     Rows of one token are one call: their query heads stand in groups behind their KV head, so that
-    no key is repeated. Where a row is shorter than the longest, it reads its own first token over
-    and over, masked: a mask alone would not do, since 0 times NaN is NaN, and a slot that nobody
-    wrote may hold one. Each chunk of a prompt is a call of its own.
+    no key is repeated. Each chunk of a prompt is a call of its own.
 
     >>> cache = torch.full((2, 3, 4, 1, 2), torch.nan)  # 3 blocks of 4 slots, 1 head of width 2
     >>> one = StepBatch(
@@ -139,9 +137,8 @@ class ReferenceAttention:
     index_bits = 64
 
     def __init__(self) -> None:
-        self._batch: StepBatch | None = None  # whose reading plan, below, is at hand
-        self._decode: _Reading | None = None
-        self._chunks: list[_Chunk] = []
+        self._batch: StepBatch | None = None  # whose readings are at hand
+        self._readings: list[_Reading] = []
 
     def write(self, layer_cache: Tensor, keys: Tensor, values: Tensor, batch: StepBatch) -> None:
         """Store ``keys`` and ``values`` (N, K, d): each slot is assigned, nothing is added."""
@@ -154,104 +151,73 @@ class ReferenceAttention:
     ) -> Tensor:
         """Return what the queries (N, H, d) read, in the same shape."""
         if self._batch is not batch:  # the first layer of a step: the others read alike
-            self._plan(batch, layer_cache.shape[2])
-        flat = layer_cache.flatten(1, 2)  # (2, slots, K, d)
-        keys, values = flat[0], flat[1]
-        parts = []
-        if self._decode is not None:
-            parts.append(self._decode.attend(keys, values, q, scale, window))
-        parts += [chunk.attend(keys, values, q, scale, window) for chunk in self._chunks]
+            self._readings, self._batch = _readings(batch, layer_cache), batch
+        parts = [reading.attend(layer_cache, q, scale, window) for reading in self._readings]
         return parts[0] if len(parts) == 1 else torch.cat(parts)  # (N, H, d)
 
-    def _plan(self, batch: StepBatch, block_size: int) -> None:
-        decode_rows = sum(new == 1 for new, _ in batch.rows)
-        # The slot of each position of each row, those behind the last block's end included.
-        offsets = torch.arange(block_size, device=batch.slots.device)  # (block_size)
-        slots = batch.block_tables.long()[:, :, None] * block_size + offsets  # (R, W, block_size)
-        slots = slots.flatten(1)  # (R, S)
-        self._decode, self._chunks, self._batch = None, [], batch
-        if decode_rows:
-            longest = max(1 + cached for _, cached in batch.rows[:decode_rows])
-            lens = batch.context_lens[:decode_rows]
-            self._decode = _Reading(slots[:decode_rows, :longest], lens)
-        start = decode_rows
-        for row in range(decode_rows, len(batch.rows)):
-            new, cached = batch.rows[row]
-            self._chunks.append(_Chunk(slots[row, : cached + new], start, new))
-            start += new
+
+def _readings(batch: StepBatch, layer_cache: Tensor) -> list[_Reading]:
+    """Return what the rows of one token read, together, then what each chunk does."""
+    _, blocks, block_size = layer_cache.shape[:3]
+    # The slot of each position of each row, those behind the last block's end included.
+    offsets = torch.arange(block_size, device=batch.slots.device)  # (block_size)
+    slots = batch.block_tables.long()[:, :, None] * block_size + offsets  # (R, W, block_size)
+    slots = slots.flatten(1)  # (R, S)
+    decode_rows = sum(new == 1 for new, _ in batch.rows)
+    groups = [range(decode_rows)] if decode_rows else []
+    groups += [range(row, row + 1) for row in range(decode_rows, len(batch.rows))]
+    found, start = [], 0
+    for group in groups:
+        of, new = slice(group.start, group.stop), batch.rows[group.start][0]
+        longest = max(sum(batch.rows[row]) for row in group)
+        own, lens = slots[of, :longest], batch.context_lens[of]
+        found.append(_Reading(own, lens, new, start, blocks * block_size))
+        start += len(group) * new
+    return found
 
 
 class _Reading:
-    """What the rows of one token read: ``slots`` (R, S) and how many of them, ``lens`` (R)."""
+    """What R rows of one token read, or one row of several: alike in all layers.
 
-    def __init__(self, slots: Tensor, lens: Tensor) -> None:
+    Parameters: ``slots`` (R, S) of their keys, and how many of them each has, ``lens`` (R);
+    ``new`` tokens of a row, the first of all at ``start``; ``num_slots`` of the pool.
+    """
+
+    def __init__(self, slots: Tensor, lens: Tensor, new: int, start: int, num_slots: int) -> None:
         self.rows, self.keys = slots.shape
-        self.lens = lens[:, None]  # (R, 1)
+        self.new, self.tokens = new, slice(start, start + self.rows * new)
         self.place = torch.arange(self.keys, device=slots.device)  # (S)
-        live = self.place < self.lens  # (R, S)
-        self.index = torch.where(live, slots, slots[:, :1]).flatten()  # (R S)
-        self.masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
-
-    def attend(
-        self, keys: Tensor, values: Tensor, q: Tensor, scale: float, window: int | None
-    ) -> Tensor:
-        """Return the output of the first R queries, (R, H, d)."""
-        heads, head_dim = q.shape[1:]
-        shape = (self.rows, self.keys, *keys.shape[1:])
-        k = keys.index_select(0, self.index).view(shape).transpose(1, 2)  # (R, K, S, d)
-        v = values.index_select(0, self.index).view(shape).transpose(1, 2)  # (R, K, S, d)
-        grouped = q[: self.rows].unflatten(1, (k.shape[1], -1))  # (R, K, G, d)
-        out = F.scaled_dot_product_attention(
-            grouped, k, v, attn_mask=self._mask(window, q.dtype), scale=scale
-        )
-        return out.reshape(self.rows, heads, head_dim)
-
-    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Return what to add to the scores, (R, 1, 1, S): 0, or minus infinity."""
-        mask = self.masks.get((window, dtype))
-        if mask is None:
-            seen = self.place < self.lens  # (R, S)
-            if window is not None:
-                seen = seen & (self.place >= self.lens - window)
-            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
-            mask = mask.masked_fill_(~seen, -torch.inf)[:, None, None]
-            self.masks[window, dtype] = mask
-        return mask
-
-
-class _Chunk:
-    """What a row of several tokens reads: ``slots`` (S), for ``new`` queries from ``start`` on."""
-
-    def __init__(self, slots: Tensor, start: int, new: int) -> None:
-        self.index, self.start, self.new = slots, start, new
+        self.lens = lens[:, None, None]  # (R, 1, 1)
+        # A shorter row reads its own first token over and over, masked. A mask alone would not do:
+        # 0 times NaN is NaN, and a slot that nobody wrote may hold one.
+        slots = torch.where(self.place < lens[:, None], slots, slots[:, :1])  # (R, S)
+        self.index = torch.cat((slots, slots + num_slots)).flatten()  # (2 R S): values after keys
         self.masks: dict[int | None, Tensor] = {}
 
-    def attend(
-        self, keys: Tensor, values: Tensor, q: Tensor, scale: float, window: int | None
-    ) -> Tensor:
-        """Return the output of the chunk's queries, (new, H, d)."""
-        k = keys.index_select(0, self.index).transpose(0, 1)[None]  # (1, K, S, d)
-        v = values.index_select(0, self.index).transpose(0, 1)[None]  # (1, K, S, d)
-        own = q[self.start : self.start + self.new].transpose(0, 1)[None]  # (1, H, new, d)
-        keys_before = len(self.index) - self.new
-        if keys_before or (window is not None and window < self.new):
-            out = F.scaled_dot_product_attention(
-                own, k, v, attn_mask=self._mask(window), scale=scale, enable_gqa=True
-            )
-        else:  # top and bottom of the mask align: torch has a faster way
-            out = F.scaled_dot_product_attention(
-                own, k, v, is_causal=True, scale=scale, enable_gqa=True
-            )
-        return out[0].transpose(0, 1)  # (new, H, d)
+    def attend(self, layer_cache: Tensor, q: Tensor, scale: float, window: int | None) -> Tensor:
+        """Return the output of the rows' queries, (R new, H, d)."""
+        kv_heads, head_dim = layer_cache.shape[3:]
+        both = layer_cache.flatten(0, 2).index_select(0, self.index)  # (2 R S, K, d)
+        both = both.view(2, self.rows, self.keys, kv_heads, head_dim)
+        k, v = both.transpose(2, 3)  # (R, K, S, d)
+        q = q[self.tokens]  # (R new, H, d)
+        # (R, K, G, d): a group of heads is G queries of its KV head; of a chunk (1, H, new, d)
+        own = q.unflatten(1, (kv_heads, -1)) if self.new == 1 else q.transpose(0, 1)[None]
+        is_causal = self.keys == self.new and (window is None or window >= self.new)
+        mask = None if is_causal else self._mask(window, q.dtype)  # torch is faster without one
+        out = F.scaled_dot_product_attention(
+            own, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=True
+        )
+        return out.reshape(q.shape) if self.new == 1 else out[0].transpose(0, 1)
 
-    def _mask(self, window: int | None) -> Tensor:
-        """Return which keys each query sees, (new, S): aligned to the last key."""
-        mask = self.masks.get(window)
-        if mask is None:
-            place = torch.arange(len(self.index), device=self.index.device)  # (S)
-            query = place[len(self.index) - self.new :, None]  # (new, 1)
-            mask = place <= query
+    def _mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Return what to add to the scores, (R, 1, new, S): 0, or minus infinity."""
+        if window not in self.masks:
+            behind = torch.arange(self.new - 1, -1, -1, device=self.place.device)[:, None]
+            last = self.lens - 1 - behind  # (R, new, 1): the last key that a query sees is its own
+            seen = self.place <= last  # (R, new, S)
             if window is not None:
-                mask &= place > query - window
-            self.masks[window] = mask
-        return mask
+                seen &= self.place > last - window
+            mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+            self.masks[window] = mask.masked_fill_(~seen, -torch.inf)[:, None]
+        return self.masks[window]

@@ -11,12 +11,11 @@ Ignores: who owns a block: the scheduler's tables say so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from servelab.decoder.staging import upload
 from servelab.models import ModelSpec
 from servelab.paging import Copy, PoolShape
 from servelab.units import GiB
@@ -75,11 +74,7 @@ class KvStore:
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy blocks within the pool, one (source, destination) after the other."""
-        for run in _independent(copies):
-            sources, destinations = upload(
-                self.data.device, [list(side) for side in zip(*run, strict=True)]
-            )
-            self.data.index_copy_(2, destinations, self.data.index_select(2, sources))
+        _transfer(self.data, self.data, copies)
 
     def swap_out(self, copies: Sequence[Copy]) -> None:
         """Copy blocks of the pool (first of each pair) to blocks of the CPU's pool (second)."""
@@ -96,20 +91,6 @@ class KvStore:
 
 
 def _transfer(source: Tensor, destination: Tensor, copies: Sequence[Copy]) -> None:
-    """Copy blocks between two pools; one transfer per block and direction of the host link."""
+    """Copy blocks, one transfer for each, in their order: a later one may read what one wrote."""
     for old, new in copies:
         destination[:, :, new].copy_(source[:, :, old], non_blocking=True)
-
-
-def _independent(copies: Sequence[Copy]) -> Iterator[list[Copy]]:
-    """Yield runs of copies that may be carried out at once: none reads or writes what one wrote."""
-    run: list[Copy] = []
-    written: set[int] = set()
-    for source, destination in copies:
-        if source in written or destination in written:
-            yield run
-            run, written = [], set()
-        run.append((source, destination))
-        written.add(destination)
-    if run:
-        yield run

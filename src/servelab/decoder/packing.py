@@ -12,6 +12,7 @@ Ignores: other formats: fp32 gains nothing for one row.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 # The order of the tiles depends on it. Packed for 16 rows, 1 to 128 rows are served about as well
@@ -29,17 +30,23 @@ def pack(weight: Tensor) -> nn.Parameter:
     return nn.Parameter(packed, requires_grad=False)
 
 
-def linear_packed(
-    x: Tensor, weight: Tensor, bias: Tensor | None, added: Tensor | None = None
-) -> Tensor:
-    """Return what a linear layer makes of ``x`` (N, in), plus ``added`` (N, out).
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, added: Tensor | None = None) -> Tensor:
+    """Return what a linear layer makes of ``x`` (N, in), plus ``added`` (N, out), in one kernel.
+
+    Parameters: ``weight`` (out, in), packed or not; ``bias`` (out).
 
     >>> x, weight = torch.ones(1, 16).bfloat16(), torch.ones(1, 16).bfloat16()
-    >>> linear_packed(x, pack(weight), None, added=torch.ones(1, 1).bfloat16())
+    >>> linear(x, pack(weight), None, added=torch.ones(1, 1).bfloat16())
     tensor([[17.]], dtype=torch.bfloat16)
     """
-    if added is None:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-    else:
+    out: Tensor  # (N, out)
+    if weight.is_mkldnn and added is None:
+        out = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    elif weight.is_mkldnn:
         out = torch.ops.mkldnn._linear_pointwise.binary(x, added, weight, bias, "add")
-    return out  # (N, out)
+    elif added is None:
+        out = F.linear(x, weight, bias)
+    else:
+        out = torch.addmm(added, x, weight.t())
+        out = out if bias is None else out + bias
+    return out

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from servelab.decoder.attention import AttentionBackend, StepBatch
 from servelab.decoder.checkpoint import DTYPES
 from servelab.decoder.dense import check_llama_type
-from servelab.decoder.packing import linear_packed, pack
+from servelab.decoder.packing import linear, pack
 from servelab.decoder.rope import Rope, Rotation, rotate, turn
 from servelab.models import ModelSpec
 from servelab.units import check_positive
@@ -226,28 +226,15 @@ class PagedLayer(nn.Module):
         qk = rotate(qk, rotation)  # (N, H + K, d): queries and keys turn alike
         attention.write(layer_cache, qk[:, heads:], qkv[:, heads + kv_heads :], batch)
         read = attention.attend(layer_cache, qk[:, :heads], batch, self.scale, window)  # (N, H, d)
-        hidden = add_linear(hidden, read.flatten(1), self.o_proj, self.o_proj_bias)  # (N, D)
+        hidden = linear(read.flatten(1), self.o_proj, self.o_proj_bias, hidden)  # (N, D)
         x = rms_norm(hidden, self.post_attention_norm, self.norm_eps)  # (N, D)
         gate, up = linear(x, self.gate_up_proj, self.gate_up_proj_bias).chunk(2, dim=1)  # (N, M)
-        return add_linear(hidden, F.silu(gate) * up, self.down_proj, self.down_proj_bias)  # (N, D)
+        return linear(F.silu(gate) * up, self.down_proj, self.down_proj_bias, hidden)  # (N, D)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return ``x`` (..., width) scaled to unit mean square and weighted; torch widens inside."""
     return F.rms_norm(x, weight.shape, weight, eps)
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return what a linear layer makes of ``x`` (N, in); its weight may be packed."""
-    return linear_packed(x, weight, bias) if weight.is_mkldnn else F.linear(x, weight, bias)
-
-
-def add_linear(hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``hidden`` (N, D) and what a linear layer makes of ``x``: one kernel adds both."""
-    if weight.is_mkldnn:
-        return linear_packed(x, weight, bias, hidden)  # (N, D)
-    out = torch.addmm(hidden, x, weight.t())  # (N, D)
-    return out if bias is None else out + bias
 
 
 def _empty(*size: int, dtype: torch.dtype) -> nn.Parameter:

@@ -175,7 +175,11 @@ class TorchRunner:
                 tokens, logprobs = self._run(plan)
         except Exception as error:
             self._tables.forget()  # of what was noted, nobody knows how much was sent
-            self._check_device(error)
+            if self.device.type == "cuda":
+                try:
+                    torch.cuda.synchronize(self.device)
+                except Exception as fault:
+                    raise RunnerLost(f"the CUDA device is lost: {fault}") from error
             raise
         return StepResult(tokens, perf_counter() - start, logprobs)
 
@@ -253,12 +257,12 @@ class TorchRunner:
                     f"token id {token} is not in the vocabulary, 0 to {self.spec.vocab_size - 1}"
                 )
         starts = [0, *accumulate(new for new, _ in pairs)]
-        per_token = [tokens, positions, slots]
         per_row = [table_rows, starts, contexts, last]
-        sent = upload(self.device, [*per_token, *per_row, tables.places, tables.blocks])
-        new_tokens, new_positions, new_slots, *sent_rows, changed_places, changed_blocks = sent
-        of_table, query_starts, context_lens, last_places = sent_rows
-        tables.write(changed_places, changed_blocks)
+        per_token = [tokens, positions, slots]
+        sent = upload(self.device, [tables.places, tables.blocks, *per_row, *per_token])
+        tables.write(*sent[:2])
+        of_table, query_starts, context_lens, last_places = sent[2:6]
+        new_tokens, new_positions, new_slots = sent[6:]
         batch = StepBatch(
             tokens=new_tokens,
             positions=new_positions,
@@ -271,14 +275,6 @@ class TorchRunner:
             max_context_len=longest,
         )
         return batch, last_places, draws
-
-    def _check_device(self, error: Exception) -> None:
-        """Raise ``RunnerLost`` where an error has left the device unusable."""
-        if self.device.type == "cuda":
-            try:
-                torch.cuda.synchronize(self.device)
-            except Exception as fault:
-                raise RunnerLost(f"the CUDA device is lost: {fault}") from error
 
 
 def _backend(attention: str | AttentionBackend | None, device: torch.device) -> AttentionBackend:

@@ -28,7 +28,8 @@ from torch import Tensor
 from servelab import models
 from servelab.decoder import Checkpoint, PagedDecoder, TorchRunner
 from servelab.decoder.checkpoint import BUNDLED_CHECKPOINT
-from servelab.decoder.paged import linear, rms_norm
+from servelab.decoder.packing import linear
+from servelab.decoder.paged import rms_norm
 from servelab.decoder.rope import rotate, turn
 from servelab.decoder.sampler import sample
 from servelab.models import ModelSpec
@@ -168,11 +169,11 @@ class StepRunner(TorchRunner):
         tables = [row.sequence.table for row in self.plan.rows]
         slots = [slot for table in tables if table is not None for slot in table.slots()]
         index = torch.tensor(slots, device=self.device)  # (S)
+        index = torch.cat((index, index + self.store.shape.num_slots))  # (2 S): keys, values
 
         def work() -> None:
             for layer in self.store.data:
-                for side in layer.flatten(1, 2):  # (slots, K, d)
-                    side.index_select(0, index)  # (S, K, d)
+                layer.flatten(0, 2).index_select(0, index)  # (2 S, K, d)
 
         return work
 
