@@ -158,7 +158,7 @@ class ReferenceAttention:
 
 def _readings(batch: StepBatch, layer_cache: Tensor) -> list[_Reading]:
     """Return what the rows of one token read, together, then what each chunk does."""
-    _, blocks, block_size = layer_cache.shape[:3]
+    block_size = layer_cache.shape[2]
     # The slot of each position of each row, those behind the last block's end included.
     offsets = torch.arange(block_size, device=batch.slots.device)  # (block_size)
     slots = batch.block_tables.long()[:, :, None] * block_size + offsets  # (R, W, block_size)
@@ -171,7 +171,7 @@ def _readings(batch: StepBatch, layer_cache: Tensor) -> list[_Reading]:
         of, new = slice(group.start, group.stop), batch.rows[group.start][0]
         longest = max(sum(batch.rows[row]) for row in group)
         own, lens = slots[of, :longest], batch.context_lens[of]
-        found.append(_Reading(own, lens, new, start, blocks * block_size))
+        found.append(_Reading(layer_cache, own, lens, new, start))
         start += len(group) * new
     return found
 
@@ -179,30 +179,41 @@ def _readings(batch: StepBatch, layer_cache: Tensor) -> list[_Reading]:
 class _Reading:
     """What R rows of one token read, or one row of several: alike in all layers.
 
-    Parameters: ``slots`` (R, S) of their keys, and how many of them each has, ``lens`` (R);
-    ``new`` tokens of a row, the first of all at ``start``; ``num_slots`` of the pool.
+    Parameters: ``layer_cache``, any layer's; ``slots`` (R, S) of their keys, and how many of them
+    each has, ``lens`` (R); ``new`` tokens of a row, the first of all at ``start``.
     """
 
-    def __init__(self, slots: Tensor, lens: Tensor, new: int, start: int, num_slots: int) -> None:
-        self.rows, self.keys = slots.shape
-        self.new, self.tokens = new, slice(start, start + self.rows * new)
+    def __init__(
+        self, layer_cache: Tensor, slots: Tensor, lens: Tensor, new: int, start: int
+    ) -> None:
+        (rows, self.keys), (_, blocks, block_size, *vectors) = slots.shape, layer_cache.shape
+        self.new, self.tokens = new, slice(start, start + rows * new)
+        self.shape = 2, rows, self.keys, *vectors  # of what is gathered: (2, R, S, K, d)
         self.place = torch.arange(self.keys, device=slots.device)  # (S)
         self.lens = lens[:, None, None]  # (R, 1, 1)
         # A shorter row reads its own first token over and over, masked. A mask alone would not do:
         # 0 times NaN is NaN, and a slot that nobody wrote may hold one.
         slots = torch.where(self.place < lens[:, None], slots, slots[:, :1])  # (R, S)
-        self.index = torch.cat((slots, slots + num_slots)).flatten()  # (2 R S): values after keys
+        slots = torch.cat((slots, slots + blocks * block_size))  # of keys, then of values
+        self.index = slots.flatten()  # (2 R S)
+        # Copied by 16 bytes: torch wakes its threads for more than 32,768 numbers of any size. For
+        # 64 KB, so many of 2 bytes, that saves nothing, and on a busy machine takes milliseconds.
+        wide = layer_cache.element_size() * vectors[1] % 16 == 0
+        self.unit = torch.complex128 if wide else layer_cache.dtype
         self.masks: dict[int | None, Tensor] = {}
+
+    def gather(self, layer_cache: Tensor) -> Tensor:
+        """Return a copy of the rows' keys and of their values, (2, R, K, S, d)."""
+        pool = layer_cache.view(self.unit).flatten(0, 2)  # (2 slots, K, ...): keys, then values
+        both = pool.index_select(0, self.index).view(layer_cache.dtype).view(self.shape)
+        return both.transpose(2, 3)  # from (2, R, S, K, d)
 
     def attend(self, layer_cache: Tensor, q: Tensor, scale: float, window: int | None) -> Tensor:
         """Return the output of the rows' queries, (R new, H, d)."""
-        kv_heads, head_dim = layer_cache.shape[3:]
-        both = layer_cache.flatten(0, 2).index_select(0, self.index)  # (2 R S, K, d)
-        both = both.view(2, self.rows, self.keys, kv_heads, head_dim)
-        k, v = both.transpose(2, 3)  # (R, K, S, d)
+        k, v = self.gather(layer_cache)  # (R, K, S, d)
         q = q[self.tokens]  # (R new, H, d)
         # (R, K, G, d): a group of heads is G queries of its KV head; of a chunk (1, H, new, d)
-        own = q.unflatten(1, (kv_heads, -1)) if self.new == 1 else q.transpose(0, 1)[None]
+        own = q.unflatten(1, (k.shape[1], -1)) if self.new == 1 else q.transpose(0, 1)[None]
         is_causal = self.keys == self.new and (window is None or window >= self.new)
         mask = None if is_causal else self._mask(window, q.dtype)  # torch is faster without one
         out = F.scaled_dot_product_attention(

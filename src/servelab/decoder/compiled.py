@@ -12,7 +12,6 @@ Ignores: chunks of prompts, which are run as they are: they are bound by their m
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,16 +23,6 @@ from servelab.decoder.graphs import bucket_of
 from servelab.decoder.paged import PagedDecoder
 
 # Shapes below: R rows, B rows of their bucket, H query heads, K KV heads, d head_dim.
-
-
-@dataclass
-class _Call:
-    """What attention needs and the graph does not hold: it differs from step to step."""
-
-    batch: StepBatch
-    cache: Tensor
-    attention: AttentionBackend
-    model: PagedDecoder
 
 
 # Set around each step, any of which may meet a new bucket: as ``options`` of torch.compile,
@@ -49,26 +38,33 @@ _INDUCTOR: dict[str, Any] = {
 # Of torch's own code, about itself, the first time that it tries kernels.
 warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning, "torch._inductor")
 
-_calls: list[_Call] = []  # the one that is running
+# What attention needs and the graph does not hold, since it differs from step to step.
+_running: list[tuple[StepBatch, Tensor, AttentionBackend]] = []
 
 _library = torch.library.Library("servelab", "DEF")
-_library.define("attend_paged(Tensor q, Tensor keys, Tensor values, int layer) -> Tensor")
+_library.define(
+    "attend_paged(Tensor q, Tensor keys, Tensor values, int layer, float scale, int? window)"
+    " -> Tensor"
+)
 
 
 @torch.library.impl(_library, "attend_paged", "CPU")
-def _attend(q: Tensor, keys: Tensor, values: Tensor, layer: int) -> Tensor:
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, layer: int, scale: float, window: int | None
+) -> Tensor:
     """Write and attend for the rows that are no padding; the others get 0. To the graph it is pure:
     the cache that it writes to is no tensor of the graph."""
-    call = _calls[-1]
-    rows, cache = len(call.batch.rows), call.cache[layer]
-    call.attention.write(cache, keys[:rows], values[:rows], call.batch)
-    scale, window = call.model.head_dim**-0.5, call.model.windows[layer]
-    read = call.attention.attend(cache, q[:rows], call.batch, scale, window)  # (R, H, d)
+    batch, cache, attention = _running[-1]
+    rows = len(batch.rows)
+    attention.write(cache[layer], keys[:rows], values[:rows], batch)
+    read = attention.attend(cache[layer], q[:rows], batch, scale, window)  # (R, H, d)
     return F.pad(read, (0, 0, 0, 0, 0, len(q) - rows)) if rows < len(q) else read  # (B, H, d)
 
 
 @torch.library.register_fake("servelab::attend_paged", lib=_library)
-def _(q: Tensor, keys: Tensor, values: Tensor, layer: int) -> Tensor:
+def _(
+    q: Tensor, keys: Tensor, values: Tensor, layer: int, scale: float, window: int | None
+) -> Tensor:
     return q.new_empty(q.shape)
 
 
@@ -85,7 +81,9 @@ class _OutsideAttention:
         self, layer_cache: Any, q: Tensor, batch: StepBatch, scale: float, window: int | None
     ) -> Tensor:
         """Return what the queries read, (B, H, d)."""
-        out: Tensor = torch.ops.servelab.attend_paged(q, self.keys, self.values, layer_cache)
+        out: Tensor = torch.ops.servelab.attend_paged(
+            q, self.keys, self.values, layer_cache, scale, window
+        )
         return out
 
 
@@ -112,19 +110,18 @@ class CompiledDecode:
     """
 
     def __init__(self, model: PagedDecoder) -> None:
-        self.model = model
         self._step = torch.compile(_Step(model), fullgraph=True, dynamic=False)
 
     def logits(self, batch: StepBatch, cache: Tensor, attention: AttentionBackend) -> Tensor:
         """Return the logits (R, V) behind each row's one token."""
         rows = len(batch.rows)
         padding = (0, bucket_of(rows) - rows)
-        _calls.append(_Call(batch, cache, attention, self.model))
+        _running.append((batch, cache, attention))
         try:
             with torch._inductor.config.patch(**_INDUCTOR):
                 logits: Tensor = self._step(
                     F.pad(batch.tokens, padding), F.pad(batch.positions, padding)
                 )
         finally:
-            _calls.pop()
+            _running.pop()
         return logits[:rows]

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from servelab import models
 from servelab.decoder import Checkpoint, PagedDecoder, TorchRunner
+from servelab.decoder.attention import StepBatch, _readings
 from servelab.decoder.checkpoint import BUNDLED_CHECKPOINT
 from servelab.decoder.packing import linear
 from servelab.decoder.paged import rms_norm
@@ -130,7 +131,7 @@ class StepRunner(TorchRunner):
             "sampling": partial(sample, logits, draws),
         }
         if self.attention.name == "reference":
-            found["gather"] = self._gather()
+            found["gather"] = self._gather(batch)
         return found
 
     def matrices(self) -> Work:
@@ -151,7 +152,7 @@ class StepRunner(TorchRunner):
 
         return work
 
-    def _attention(self, batch: object) -> Work:
+    def _attention(self, batch: StepBatch) -> Work:
         heads, _ = self.spec.layers[0].plain()
         tokens = self.plan.num_new_tokens
         q, k = (self._noise(tokens, n, heads.head_dim) for n in (heads.num_q_heads,
@@ -160,24 +161,23 @@ class StepRunner(TorchRunner):
 
         def work() -> None:
             for layer, window in zip(self.store.data, self.model.windows, strict=True):
-                self.attention.write(layer, k, k, batch)  # type: ignore[arg-type]
-                self.attention.attend(layer, q, batch, scale, window)  # type: ignore[arg-type]
+                self.attention.write(layer, k, k, batch)
+                self.attention.attend(layer, q, batch, scale, window)
 
         return work
 
-    def _gather(self) -> Work:
-        tables = [row.sequence.table for row in self.plan.rows]
-        slots = [slot for table in tables if table is not None for slot in table.slots()]
-        index = torch.tensor(slots, device=self.device)  # (S)
-        index = torch.cat((index, index + self.store.shape.num_slots))  # (2 S): keys, values
+    def _gather(self, batch: StepBatch) -> Work:
+        """Return the copies of keys and values that the reference attention makes."""
+        found = _readings(batch, self.store.data[0])
 
         def work() -> None:
             for layer in self.store.data:
-                layer.flatten(0, 2).index_select(0, index)  # (2 S, K, d)
+                for reading in found:
+                    reading.gather(layer)
 
         return work
 
-    def _between(self, batch: object, last: Tensor) -> Work:
+    def _between(self, batch: StepBatch, last: Tensor) -> Work:
         """Return the norms, rotations and gates of all layers, with the embedding."""
         spec, model = self.spec, self.model
         heads, mlp = spec.layers[0].plain()
@@ -188,8 +188,8 @@ class StepRunner(TorchRunner):
             both = self._noise(tokens, 2 * mlp.linears(spec.hidden_size)[-1].d_in)
 
         def work() -> None:
-            hidden = F.embedding(batch.tokens, model.embed_tokens)  # type: ignore[attr-defined]
-            rotation = turn(batch.positions, model.frequencies, hidden.dtype)  # type: ignore[attr-defined]
+            hidden = F.embedding(batch.tokens, model.embed_tokens)
+            rotation = turn(batch.positions, model.frequencies, hidden.dtype)
             for layer in model.layers:
                 rms_norm(hidden, layer.input_norm, model.norm_eps)
                 rotate(qk, rotation)
