@@ -31,7 +31,7 @@ def pack(weight: Tensor) -> nn.Parameter:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, added: Tensor | None = None) -> Tensor:
-    """Return what a linear layer makes of ``x`` (N, in), plus ``added`` (N, out), in one kernel.
+    """Return what a linear layer makes of ``x`` (N, in), plus ``added`` (N, out).
 
     Parameters: ``weight`` (out, in), packed or not; ``bias`` (out).
 
