@@ -15,6 +15,7 @@ def is_brought(file: str) -> bool:
     return beside.exists() and beside.read_bytes()[4] == 1
 
 
-origins = {getattr(module.__spec__, "origin", None) or "" for module in sys.modules.values()}
+specs = [getattr(module, "__spec__", None) for module in sys.modules.values()]
+origins = {spec.origin or "" for spec in specs if spec}
 files = sorted(origin for origin in origins if origin.endswith((".py", ".pyc")))
 json.dumps({file: is_brought(file) for file in files})

@@ -87,5 +87,5 @@ for text in ("20 ms", "1.5s", "3 us", "x", "5"):
     note(f"parse_seconds {text}", units.parse_seconds, text)
 for number, figure in enumerate(logs.published()):
     note(f"published {number}", repr, figure)
-note("slots", paging.PoolShape(9, 16).slot, 3, 5)
+note("blocks_for", paging.PoolShape(9, 16).blocks_for, 33)
 json.dumps(answers)
