@@ -372,7 +372,7 @@ def test_memory_left_for_the_cache():
 def test_options_are_checked():
     for options, message in (
         ({"efficiency": 0}, "efficiency must be greater than 0"),
-        ({"efficiency": 1.5}, "efficiency must be at most 1, got 1.5"),
+        ({"efficiency": 1.5}, "efficiency must be greater than 0 and at most 1, got 1.5"),
         ({"overhead_seconds": -1}, "overhead_seconds must be at least 0"),
         ({"dtype": "fp8"}, "no peak rate for 'fp8'"),
         ({"kv_dtype": "fp7"}, "fp7"),

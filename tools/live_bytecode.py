@@ -1,8 +1,8 @@
 """Compile what a live page imports; run by Pyodide, since bytecode serves one version of Python.
 
-Python spends most of its start in compiling its own library anew. A page that finds bytecode starts
-in a third of the time. It is written below ``/target``, under the names that the import system
-looks for: ``python_stdlib.zip/json/__init__.pyc`` instead of the source, and
+Without it, a page spends most of its start in compiling Python's own library, which comes as source
+(``benchmarks/live_pages.py`` measures the start). It is written below ``/target``, under the names
+that the import system looks for: ``python_stdlib.zip/json/__init__.pyc`` instead of the source, and
 ``servelab.whl/servelab/__pycache__/units.cpython-314.pyc`` beside it.
 """
 

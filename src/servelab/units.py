@@ -136,17 +136,17 @@ def check_positive(name: str, value: object) -> float:
 def check_share(name: str, value: object) -> float:
     """Return ``value`` as a float if it is a share of a whole, greater than 0 and at most 1.
 
-    Raises: as ``check_positive``; ``ValueError`` above 1.
+    Raises: as ``check_number``; ``ValueError`` outside.
 
     >>> check_share("efficiency", 1.5)
     Traceback (most recent call last):
     ...
-    ValueError: efficiency must be at most 1, got 1.5
+    ValueError: efficiency must be greater than 0 and at most 1, got 1.5
     """
-    share = check_positive(name, value)
-    if share > 1:
-        raise ValueError(f"{name} must be at most 1, got {value}")
-    return share
+    share = check_number(name, value)
+    if not 0 < share <= 1:
+        raise ValueError(f"{name} must be greater than 0 and at most 1, got {value}")
+    return float(share)
 
 
 def check_flag(name: str, value: object) -> bool:

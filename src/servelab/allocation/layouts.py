@@ -331,5 +331,5 @@ def mean_shares(samples: Iterable[Occupancy]) -> dict[str, float]:
     if not taken:
         raise ValueError("a mean needs at least one sample")
     parts = ("held", "reserved", "internal", "rounding", "free", "external")
-    slots = len(taken) * taken[0].total
+    slots = sum(one.total for one in taken)
     return {part: sum(getattr(one, part) for one in taken) / slots for part in parts}

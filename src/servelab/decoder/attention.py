@@ -138,7 +138,7 @@ class ReferenceAttention:
 
     def __init__(self) -> None:
         self._batch: StepBatch | None = None  # whose readings are at hand
-        self._readings: list[_Reading] = []
+        self._readings: list[Reading] = []
 
     def write(self, layer_cache: Tensor, keys: Tensor, values: Tensor, batch: StepBatch) -> None:
         """Store ``keys`` and ``values`` (N, K, d): each slot is assigned, nothing is added."""
@@ -151,12 +151,12 @@ class ReferenceAttention:
     ) -> Tensor:
         """Return what the queries (N, H, d) read, in the same shape."""
         if self._batch is not batch:  # the first layer of a step: the others read alike
-            self._readings, self._batch = _readings(batch, layer_cache), batch
+            self._readings, self._batch = readings(batch, layer_cache), batch
         parts = [reading.attend(layer_cache, q, scale, window) for reading in self._readings]
         return parts[0] if len(parts) == 1 else torch.cat(parts)  # (N, H, d)
 
 
-def _readings(batch: StepBatch, layer_cache: Tensor) -> list[_Reading]:
+def readings(batch: StepBatch, layer_cache: Tensor) -> list[Reading]:
     """Return what the rows of one token read, together, then what each chunk does."""
     block_size = layer_cache.shape[2]
     # The slot of each position of each row, those behind the last block's end included.
@@ -171,12 +171,12 @@ def _readings(batch: StepBatch, layer_cache: Tensor) -> list[_Reading]:
         of, new = slice(group.start, group.stop), batch.rows[group.start][0]
         longest = max(sum(batch.rows[row]) for row in group)
         own, lens = slots[of, :longest], batch.context_lens[of]
-        found.append(_Reading(layer_cache, own, lens, new, start))
+        found.append(Reading(layer_cache, own, lens, new, start))
         start += len(group) * new
     return found
 
 
-class _Reading:
+class Reading:
     """What R rows of one token read, or one row of several: alike in all layers.
 
     Parameters: ``layer_cache``, any layer's; ``slots`` (R, S) of their keys, and how many of them

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from servelab import models
 from servelab.decoder import Checkpoint, PagedDecoder, TorchRunner
-from servelab.decoder.attention import StepBatch, _readings
+from servelab.decoder.attention import StepBatch, readings
 from servelab.decoder.checkpoint import BUNDLED_CHECKPOINT
 from servelab.decoder.packing import linear
 from servelab.decoder.paged import rms_norm
@@ -168,7 +168,7 @@ class StepRunner(TorchRunner):
 
     def _gather(self, batch: StepBatch) -> Work:
         """Return the copies of keys and values that the reference attention makes."""
-        found = _readings(batch, self.store.data[0])
+        found = readings(batch, self.store.data[0])
 
         def work() -> None:
             for layer in self.store.data:

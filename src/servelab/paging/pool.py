@@ -119,7 +119,7 @@ class BlockPool:
         self.sink = sink
         self.table_ids = count()  # each is given to one table
         # Least recently used first; any of them can be taken out, since a cached one may be hit.
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, self.shape.num_blocks))
 
     @property
     def num_free(self) -> int:

@@ -37,7 +37,7 @@ class SamplingParams:
     >>> SamplingParams(top_p=0)
     Traceback (most recent call last):
     ...
-    ValueError: top_p must be greater than 0, got 0
+    ValueError: top_p must be greater than 0 and at most 1, got 0
     """
 
     n: int = 1
