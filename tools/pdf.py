@@ -18,17 +18,24 @@ from urllib.parse import unquote, urlsplit
 
 import yaml
 from bs4 import BeautifulSoup, Tag
+from bs4.filter import SoupStrainer
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tools import browser  # noqa: E402
 
-ADDRESSES = (("img", "src"), ("source", "srcset"), ("object", "data"))
-# What only a screen needs.
-SCREEN_ONLY = (
-    ".headerlink, .live-bar, .copybtn, .panel-controls, script, .onlyprint, .prev-next-area"
-)
+REFERENCES = {"id", "for", "aria-labelledby", "aria-describedby"}
+ADDRESSES = {"img": "src", "source": "srcset", "object": "data"}
+# What only a screen needs, by its class.
+SCREEN_ONLY = {
+    "headerlink",
+    "live-bar",
+    "copybtn",
+    "panel-controls",
+    "onlyprint",
+    "prev-next-area",
+}
 MINUTE = 60_000
 STYLE = """
 @page { size: A4; margin: 18mm 16mm 20mm; }
@@ -68,26 +75,26 @@ def anchor(page: str, fragment: str = "") -> str:
 
 def article(site: Path, page: str, pages: set[str]) -> Tag:
     """The text of one page, its ids and addresses as the one document needs them."""
-    soup = BeautifulSoup((site / f"{page}.html").read_text(encoding="utf-8"), "html.parser")
-    found = soup.find("article")
+    text = (site / f"{page}.html").read_text(encoding="utf-8")
+    found = BeautifulSoup(text, "html.parser", parse_only=SoupStrainer("article")).find("article")
     if not isinstance(found, Tag):
         raise ValueError(f"{page}.html has no article")
-    for tag in found.select(SCREEN_ONLY):
-        tag.decompose()
-    for details in found.find_all("details"):
-        details["open"] = ""
-    for tag in found.select("[id]"):
-        tag["id"] = anchor(page, str(tag["id"]))
-    for name in ("for", "aria-labelledby", "aria-describedby"):
-        for tag in found.select(f"[{name}]"):
-            tag[name] = anchor(page, str(tag[name]))
     folder = posixpath.dirname(page)
-    for name, key in ADDRESSES:
-        for tag in found.select(f"{name}[{key}]"):
-            if not urlsplit(str(tag[key])).scheme:
-                tag[key] = posixpath.normpath(posixpath.join(folder, str(tag[key])))
-    for link in found.find_all("a", href=True):
-        retarget(link, page, pages)
+    for tag in found.find_all(True):
+        if tag.decomposed:  # with the tag around it
+            continue
+        if tag.name == "script" or SCREEN_ONLY.intersection(tag.get_attribute_list("class")):
+            tag.decompose()
+            continue
+        if tag.name == "details":
+            tag["open"] = ""
+        for name in REFERENCES & tag.attrs.keys():
+            tag[name] = anchor(page, str(tag[name]))
+        source = ADDRESSES.get(tag.name, "")
+        if source in tag.attrs and not urlsplit(str(tag[source])).scheme:
+            tag[source] = posixpath.normpath(posixpath.join(folder, str(tag[source])))
+        if tag.name == "a" and "href" in tag.attrs:
+            retarget(tag, page, pages)
     found["class"] = "bd-article"
     found["id"] = anchor(page)
     return found

@@ -3,7 +3,8 @@
 lint       style, format, spelling and types
 unit       tests/ and the doctests of the package
 notebooks  every cell of every notebook run again, its output compared (nbval, strict)
-book       the whole book built from nothing, each warning an error; what its live pages compute
+book       the whole book built from nothing, each warning an error; beside it, what live pages
+           compute under Node, and a page made by hand in a browser
 site       the built pages: links, anchors, images, no outside host
 live       the built pages in a browser, used as a reader uses them
 
@@ -32,8 +33,9 @@ from tools import browser  # noqa: E402
 BIN = Path(sys.executable).parent
 REPORTS = ROOT / "_build" / "junit"
 SITE_TESTS = "tests/book/test_site.py"
-NODE_TESTS = "tests/book/test_live_node.py"
 LIVE_TESTS = "tests/book/test_live.py"
+# What needs no built book: Python under Node, and a page made by hand.
+SOURCE_TESTS = ("tests/book/test_live_node.py", "tests/book/test_live_page.py")
 WORKERS = 2
 
 
@@ -98,7 +100,7 @@ def unit() -> Counter[str]:
         "-n",
         str(WORKERS),
         "--doctest-modules",
-        *(f"--ignore={path}" for path in (SITE_TESTS, NODE_TESTS, LIVE_TESTS)),
+        *(f"--ignore={path}" for path in (SITE_TESTS, LIVE_TESTS, *SOURCE_TESTS)),
         "tests",
         "src/servelab",
     )
@@ -125,10 +127,10 @@ def book() -> Counter[str]:
     for folder in ("html", ".doctrees"):
         shutil.rmtree(ROOT / "_build" / folder, ignore_errors=True)
     build = ("jupyter-book", "build", "-W", "-n", "--keep-going", "--quiet", ".")
-    # The build takes one core; the other tries under Node what the live pages compute.
+    # The build takes one core, these tests the other.
     with ThreadPoolExecutor(1) as beside:
-        computed = beside.submit(pytest, "node", NODE_TESTS)
-        return check(*build, quiet=True) + computed.result()
+        tried = beside.submit(pytest, "sources", *SOURCE_TESTS)
+        return check(*build, quiet=True) + tried.result()
 
 
 def site() -> Counter[str]:

@@ -6,12 +6,13 @@ import functools
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
-from bs4 import BeautifulSoup
+from bs4 import BeautifulSoup, Tag
 
 from tools import pdf
 
@@ -22,16 +23,16 @@ PAGES = sorted(
     for path in SITE.rglob("*.html")
     if not {"_static", "_sources"} & set(path.relative_to(SITE).parts)
 )
-# What the browser fetches when a page opens, as (tag, attribute).
-LOADED = (
-    ("script", "src"),
-    ("link", "href"),
-    ("img", "src"),
-    ("img", "srcset"),
-    ("iframe", "src"),
-    ("source", "src"),
-    ("object", "data"),
-)
+# What the browser fetches when a page opens: attributes by tag.
+LOADED = {
+    "script": ("src",),
+    "link": ("href",),
+    "img": ("src", "srcset"),
+    "iframe": ("src",),
+    "source": ("src",),
+    "object": ("data",),
+}
+CODE = {"pre", "code", "script", "style"}
 OUTSIDE = re.compile(r"^(https?:)?//")
 ADDRESS = re.compile(r"https?://[^\s\"'<>{}\\]+[^\s\"'<>{}\\.,;)]")
 ADDRESSES_ALLOWED = {
@@ -67,15 +68,14 @@ def anchors(path: Path) -> frozenset[str]:
     return frozenset(str(tag[key]) for tag in found for key in ("id", "name") if tag.has_attr(key))
 
 
-def references(path: Path) -> list[str]:
-    """Every address on a page that is followed or loaded, outside ones included."""
-    pairs = [*LOADED, ("a", "href")]
-    return [
+def addresses(path: Path, attributes: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """What stands on a page in attributes, by tag."""
+    return {
         str(tag[key])
-        for name, key in pairs
-        for tag in soup(path).find_all(name)
+        for tag in soup(path).find_all(list(attributes))
+        for key in attributes[tag.name]
         if tag.has_attr(key)
-    ]
+    }
 
 
 def dead(path: Path, reference: str) -> str:
@@ -119,20 +119,32 @@ def allowed(address: str) -> bool:
     return bool(launches or CHANGES.fullmatch(address)) or address in sources()
 
 
+def test_every_link_and_picture_of_the_printed_book_is_found() -> None:
+    config, toc = (
+        yaml.safe_load((ROOT / name).read_text()) for name in ("_config.yml", "_toc.yml")
+    )
+    book = BeautifulSoup(pdf.assemble(SITE, config, toc), "html.parser")
+    ids = Counter(str(tag["id"]) for tag in book.find_all(id=True))
+    links = [str(tag["href"]) for tag in book.find_all("a", href=True)]
+    inside = {link[1:] for link in links if link.startswith("#")}
+    assert len(inside) > 100
+    assert not [name for name in inside if ids[name] != 1]
+    assert not [link for link in links if not re.match("#|https?:", link)]
+    pictures = [str(tag["src"]) for tag in book.find_all("img")]
+    assert not [picture for picture in pictures if not (SITE / picture).is_file()]
+    for _, pages in pdf.contents(toc):
+        assert {pdf.anchor(page) for page in pages} <= inside
+
+
 @each_page
 def test_every_reference_inside_the_book_resolves(path: Path) -> None:
-    assert not [why for reference in set(references(path)) if (why := dead(path, reference))]
+    followed = addresses(path, {**LOADED, "a": ("href",)})
+    assert not [why for reference in followed if (why := dead(path, reference))]
 
 
 @each_page
 def test_nothing_is_loaded_from_another_host(path: Path) -> None:
-    loaded = [
-        str(tag[key])
-        for name, key in LOADED
-        for tag in soup(path).find_all(name)
-        if tag.has_attr(key)
-    ]
-    assert not [address for address in loaded if OUTSIDE.match(address)]
+    assert not [address for address in addresses(path, LOADED) if OUTSIDE.match(address)]
     styles = " ".join(tag.get_text() for tag in soup(path).find_all("style"))
     assert not re.search(r"url\(\s*['\"]?(https?:)?//", styles)
 
@@ -146,7 +158,7 @@ def test_no_stylesheet_loads_from_another_host() -> None:
 
 @each_page
 def test_outside_links_lead_only_to_named_sources(path: Path) -> None:
-    linked = {str(tag["href"]) for tag in soup(path).find_all("a", href=True)}
+    linked = addresses(path, {"a": ("href",)})
     assert not [link for link in linked if OUTSIDE.match(link) and not allowed(link)]
 
 
@@ -157,16 +169,21 @@ def test_every_image_has_a_text_alternative(path: Path) -> None:
     ]
 
 
+def prose(tag: Tag) -> Iterator[str]:
+    """The text below a tag, apart from code, and from what MathJax turns into formulas."""
+    for child in tag.children:
+        if not isinstance(child, Tag):
+            yield str(child)
+        elif child.name not in CODE and "math" not in child.get_attribute_list("class"):
+            yield from prose(child)
+
+
 @each_page
 def test_no_formula_is_left_as_source(path: Path) -> None:
-    article = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser").find("article")
-    if article is None:
+    article = soup(path).find("article")
+    if not isinstance(article, Tag):
         return
-    for tag in article.find_all(["pre", "code", "script", "style"]):
-        tag.decompose()
-    for tag in article.select(".math"):  # MathJax turns these into formulas when the page opens
-        tag.decompose()
-    left = re.findall(r".{0,30}(?:\$[^\s$]|\\\(|\\\[).{0,30}", article.get_text(" "))
+    left = re.findall(r".{0,30}(?:\$[^\s$]|\\\(|\\\[).{0,30}", " ".join(prose(article)))
     assert not left
 
 
@@ -195,20 +212,3 @@ def test_search_finds_a_word_of_the_first_chapter() -> None:
     index = json.loads(text[text.index("{") : text.rindex("}") + 1])
     assert "chapters/01_what_one_token_costs" in index["docnames"]
     assert "rooflin" in index["terms"]  # as the stemmer leaves it
-
-
-def test_every_link_and_picture_of_the_printed_book_is_found() -> None:
-    config, toc = (
-        yaml.safe_load((ROOT / name).read_text()) for name in ("_config.yml", "_toc.yml")
-    )
-    book = BeautifulSoup(pdf.assemble(SITE, config, toc), "html.parser")
-    ids = Counter(str(tag["id"]) for tag in book.select("[id]"))
-    inside = {str(a["href"])[1:] for a in book.select("a[href]") if str(a["href"]).startswith("#")}
-    assert len(inside) > 100
-    assert not [name for name in inside if ids[name] != 1]
-    assert not [
-        a["href"] for a in book.select("a[href]") if not re.match("#|https?:", str(a["href"]))
-    ]
-    assert not [img["src"] for img in book.select("img") if not (SITE / str(img["src"])).is_file()]
-    for _, pages in pdf.contents(toc):
-        assert {pdf.anchor(page) for page in pages} <= inside
