@@ -116,10 +116,14 @@ THEME_FAULTS = {
     "aria-required-children": r"citation-list",  # docutils: a list of doc-biblioentry
 }
 # axe-core's time is that of a page's elements, and most of them are written by generators, all
-# alike: the entries of the API, of its contents and of the index, the insides of formulas, the
-# shapes of pictures and the coloured words of code. The first ones stand for the others.
+# alike: the entries of the API, of contents and of the index, the buttons of cells, the insides of
+# formulas, the shapes of pictures and the coloured words of code. The first ones stand for the
+# others.
 SHORTEN = """() => {
-  const alike = { "dl.py": 20, ".toc-entry": 30, ".indextable li": 30 };
+  const alike = {
+    "dl.py": 20, ".toc-entry": 30, ".indextable li": 30, ".live-bar": 5, ".copybtn": 5,
+    "select > option": 5, "svg g.block": 10, "svg g.lane": 10,
+  };
   for (const [selector, kept] of Object.entries(alike))
     document.querySelectorAll(selector).forEach((entry, i) => i < kept || entry.remove());
   const formulas = [...document.querySelectorAll("mjx-container")].slice(3);
