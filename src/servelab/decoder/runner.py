@@ -24,7 +24,7 @@ from servelab.decoder.compiled import CompiledDecode
 from servelab.decoder.graphs import DecodeGraphs
 from servelab.decoder.kv_store import KvStore
 from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder, dtype_of
-from servelab.decoder.sampler import Draws, sample
+from servelab.decoder.sampler import Draw, sample
 from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import PoolShape
 from servelab.serving.plan import Plan, RunnerLost, StepResult, Tokenizer
@@ -220,7 +220,7 @@ class TorchRunner:
         last = batch.query_starts[1:].long() - 1  # (R)
         return self.model.forward(batch, self.store.data, self.attention, last)
 
-    def _stage(self, rows: SequenceOf[_Fields]) -> tuple[StepBatch, Tensor, Draws]:
+    def _stage(self, rows: SequenceOf[_Fields]) -> tuple[StepBatch, Tensor, list[Draw]]:
         """Return a step's tensors, the places to draw from, and what to draw there."""
         tables = self._tables
         tokens: list[int] = []
@@ -228,7 +228,7 @@ class TorchRunner:
         slots: list[int] = []
         table_rows: list[int] = []
         last: list[int] = []
-        draws = Draws()
+        draws: list[Draw] = []
         pairs = [(new, cached) for _, new, cached, _ in rows]
         contexts = [new + cached for new, cached in pairs]
         longest = max(contexts)
@@ -250,7 +250,7 @@ class TorchRunner:
                 positions.extend(range(cached, cached + new))
             if samples:
                 last.append(len(tokens) - 1)
-                draws.add(sequence.request.params, samples)
+                draws.append((sequence.request.params, samples))
         for token in (min(tokens), max(tokens)):  # on a GPU a wrong one would be the end
             if not 0 <= token < self.spec.vocab_size:
                 raise ValueError(
