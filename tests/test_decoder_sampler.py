@@ -18,7 +18,7 @@ LOGITS = torch.tensor([PROBABILITIES], dtype=torch.float64).log()
 
 def shares(steps: int = 3200, **params: float) -> list[float]:
     """How often each token is drawn as the uniform number scans [0, 1)."""
-    uniforms = [(step + 0.5) / steps for step in range(steps)]
+    uniforms = tuple((step + 0.5) / steps for step in range(steps))
     tokens, _ = sample(LOGITS, [(SamplingParams(**params), uniforms)])  # type: ignore[arg-type]
     assert tokens == sorted(tokens), "the distribution is inverted in the order of ids"
     return [tokens.count(token) / steps for token in range(6)]

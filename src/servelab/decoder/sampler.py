@@ -25,7 +25,7 @@ from servelab.decoder.staging import upload
 from servelab.serving.params import SamplingParams
 
 # What to draw from one row of logits: its parameters, and a uniform number for each sample.
-Draw = tuple[SamplingParams, Sequence[float]]
+Draw = tuple[SamplingParams, tuple[float, ...]]
 
 # Shapes below: L rows of logits, V vocabulary, P samples (more than rows where n > 1), C samples
 # drawn by chance, F of them with a filter, A samples with log-probabilities, T tops of each.
@@ -45,19 +45,19 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], dict[int, 
     >>> sample(halves, [(SamplingParams(temperature=0, logprobs=1), (0.0,))])
     ([0], {0: {0: -0.6931471805599453}})
     """
-    rows = [row for row, (_, uniforms) in enumerate(draws) for _ in uniforms]  # of each sample
-    params = [params for params, uniforms in draws for _ in uniforms]  # of each sample
-    by_chance = [place for place, own in enumerate(params) if own.temperature > 0]
-    asking = [place for place, own in enumerate(params) if own.logprobs is not None]
     vocabulary = logits.shape[1]  # as a token: none, since the row is no distribution
     top, best = logits.max(-1)  # (L): of equal ones the first; argmax is slower on a CPU
     best = torch.where(top < torch.inf, best, vocabulary)  # (L)
-    if not (by_chance or asking):
+    if all(own.temperature == 0 and own.logprobs is None for own, _ in draws):
         likely = _known(best.tolist(), vocabulary)
-        return [likely[row] for row in rows], {}
+        return [token for token, (_, own) in zip(likely, draws, strict=True) for _ in own], {}
+    rows = [row for row, (_, uniforms) in enumerate(draws) for _ in uniforms]  # of each sample
+    params = [params for params, uniforms in draws for _ in uniforms]  # of each sample
     uniforms = [uniform for _, uniforms in draws for uniform in uniforms]
+    by_chance = [place for place, own in enumerate(params) if own.temperature > 0]
     heated = [params[place] for place in by_chance]
     limited = [place for place, own in enumerate(heated) if own.top_k or own.top_p < 1]
+    asking = [place for place, own in enumerate(params) if own.logprobs is not None]
     counts = [params[place].logprobs or 0 for place in asking]
     row, chance, filtered, top_k, asked, num_tops, uniform, temperature, top_p = upload(
         logits.device,
