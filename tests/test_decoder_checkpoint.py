@@ -241,11 +241,11 @@ _BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_parameters: is stated twice, as {"),
     ({"rope_parameters": [1]}, r"rope_parameters: must be an object, got \[1\]"),
     *(
-        ({"rope_parameters": {"rope_type": kind, "factor": 2.0}}, f"rope_type: '{kind}' is not decoded")
+        ({"rope_parameters": {"rope_type": kind, "factor": 2.0}}, f"rope_type: '{kind}' is not")
         for kind in ("yarn", "dynamic", "longrope", "linear")
     ),
     ({"rope_parameters": ..., "rope_scaling": {"factor": 2}}, "rope_type: None is not decoded"),
-    ({"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor must be a number, got None"),
+    ({"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor must be a number"),
     ({"rope_parameters": _LLAMA3 | {"high_freq_factor": 1}}, "low_freq_factor must be less than"),
     ({"num_key_value_heads": 4}, "num_attention_heads|num_q_heads|num_key_value_heads"),
 ]  # fmt: skip
@@ -386,14 +386,9 @@ def test_an_index_that_does_not_fit_its_files_is_refused(copy: Path) -> None:
     content = json.loads(index.read_text())
     names = content["weight_map"]
     for wrong, message in (
-        (
-            names | {"model.extra": first_shard(copy).name},
-            "model.extra in the weights, but not the model",
-        ),
-        (
-            names | {"model.extra": "../other.safetensors"},
-            "has no weight_map from tensors to files beside it",
-        ),
+        (names | {"model.extra": first_shard(copy).name}, "model.extra in the weights, but not"),
+        (names | {"model.norm.weight": first_shard(copy).name}, "does not contain tensor"),
+        (names | {"model.extra": "../other.safetensors"}, "no weight_map .* to files beside it"),
         ([], "has no weight_map"),
     ):
         index.write_text(json.dumps(content | {"weight_map": wrong}))
