@@ -26,9 +26,9 @@ PACKING = "packing.py"
 MIXTURE = "test_any_mixture_of_rows"
 ENGINE = "test_the_engine_generates"
 
-_CARRIED_OUT = """                store.swap_out(plan.swap_out)
-                store.copy(plan.copies)
-                store.swap_in(plan.swap_in)
+_CARRIED_OUT = """                transfer(store.data, store.swap, plan.swap_out)
+                transfer(store.data, store.data, plan.copies)
+                transfer(store.swap, store.data, plan.swap_in)
 """
 _POSITIONS = "positions += range(cached, cached + new)"
 _KEPT = "kept = keep_likely(scaled[filtered], top_k, top_p)"
@@ -262,33 +262,33 @@ MUTANTS = (
         RUNNER,
         "test_a_plan_swaps_out",
         _CARRIED_OUT,
-        "                store.swap_in(plan.swap_in)\n"
-        "                store.swap_out(plan.swap_out)\n"
-        "                store.copy(plan.copies)\n",
+        "                transfer(store.swap, store.data, plan.swap_in)\n"
+        "                transfer(store.data, store.swap, plan.swap_out)\n"
+        "                transfer(store.data, store.data, plan.copies)\n",
     ),
     Mutant.of(
         "blocks are copied before others are swapped out",
         RUNNER,
         "test_a_plan_swaps_out",
         _CARRIED_OUT,
-        "                store.copy(plan.copies)\n"
-        "                store.swap_out(plan.swap_out)\n"
-        "                store.swap_in(plan.swap_in)\n",
+        "                transfer(store.data, store.data, plan.copies)\n"
+        "                transfer(store.data, store.swap, plan.swap_out)\n"
+        "                transfer(store.swap, store.data, plan.swap_in)\n",
     ),
     # --- keys and values ------------------------------------------------------------------------
     Mutant.of(
         "copies are carried out all at once",
         STORE,
         "test_copies_are_carried_out",
-        "_transfer(self.data, self.data, copies)",
-        "_transfer(self.data.clone(), self.data, copies)",
+        "    for old, new in copies:",
+        "    source = source.clone()\n    for old, new in copies:",
     ),
     Mutant.of(
         "copies are carried out from the last to the first",
         STORE,
         "test_copies_are_carried_out",
-        "_transfer(self.data, self.data, copies)",
-        "_transfer(self.data, self.data, copies[::-1])",
+        "for old, new in copies:",
+        "for old, new in copies[::-1]:",
     ),
     Mutant.of(
         "only keys are swapped",

@@ -19,6 +19,7 @@ from torch._inductor.utils import run_and_get_code
 
 from servelab import models
 from servelab.decoder import DenseDecoder, KvStore, PagedDecoder, TorchRunner, greedy
+from servelab.decoder.kv_store import transfer
 from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import BlockPool, BlockTable, PoolShape, move
 from servelab.serving import (
@@ -131,7 +132,7 @@ def test_copies_are_carried_out_one_after_the_other() -> None:
     store = KvStore(models.get("smollm2-135m"), PoolShape(6, 2))
     for block in range(6):
         store.data[:, :, block] = block
-    store.copy([(1, 2), (2, 3), (4, 5), (1, 4), (5, 1)])
+    transfer(store.data, store.data, [(1, 2), (2, 3), (4, 5), (1, 4), (5, 1)])
     kept = store.data[:, :, :, 0, 0, 0]
     assert torch.equal(kept, torch.tensor([0.0, 4, 1, 1, 1, 4]).expand_as(kept))
 

@@ -23,7 +23,7 @@ from servelab.units import GiB
 
 
 class KvStore:
-    """Keys and values, ``data`` of shape (layers, 2, blocks, block_size, K, d).
+    """Keys and values, ``data`` of shape (layers, 2, blocks, block_size, K, d), and ``swap``.
 
     Parameters: ``spec`` the model; ``shape`` of the pool; ``num_swap_blocks`` of the CPU's pool,
     its null block included (0: none); ``device``, ``dtype``.
@@ -62,25 +62,16 @@ class KvStore:
                 f"a pool of {blocks} blocks needs {wanted / GiB:.1f} GiB on {device}: {error}"
             ) from error
 
-    def copy(self, copies: Sequence[Copy]) -> None:
-        """Copy blocks within the pool, one (source, destination) after the other."""
-        _transfer(self.data, self.data, copies)
-
-    def swap_out(self, copies: Sequence[Copy]) -> None:
-        """Copy blocks of the pool (first of each pair) to blocks of the CPU's pool (second)."""
-        _transfer(self.data, self.swap, copies)
-
-    def swap_in(self, copies: Sequence[Copy]) -> None:
-        """Copy blocks of the CPU's pool (first of each pair) to blocks of the pool (second)."""
-        _transfer(self.swap, self.data, copies)
-
     def poison(self) -> None:
         """Fill every slot with NaN: whatever is read before it is written shows in the logits."""
         self.data.fill_(torch.nan)
         self.swap.fill_(torch.nan)
 
 
-def _transfer(source: Tensor, destination: Tensor, copies: Sequence[Copy]) -> None:
-    """Copy blocks, one transfer for each, in their order: a later one may read what one wrote."""
+def transfer(source: Tensor, destination: Tensor, copies: Sequence[Copy]) -> None:
+    """Copy blocks of one pool (first of each pair) to blocks of another, or of itself (second).
+
+    One after the other: a later one may read what an earlier one wrote.
+    """
     for old, new in copies:
         destination[:, :, new].copy_(source[:, :, old], non_blocking=True)

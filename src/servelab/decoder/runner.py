@@ -22,7 +22,7 @@ from servelab.decoder.attention import AttentionBackend, ReferenceAttention, Ste
 from servelab.decoder.checkpoint import Checkpoint
 from servelab.decoder.compiled import CompiledDecode
 from servelab.decoder.graphs import DecodeGraphs
-from servelab.decoder.kv_store import KvStore
+from servelab.decoder.kv_store import KvStore, transfer
 from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder, dtype_of
 from servelab.decoder.sampler import Draw, sample
 from servelab.decoder.staging import DeviceTables, upload
@@ -168,9 +168,9 @@ class TorchRunner:
         plan.check_pool(store.shape)
         try:
             with torch.inference_mode():
-                store.swap_out(plan.swap_out)
-                store.copy(plan.copies)
-                store.swap_in(plan.swap_in)
+                transfer(store.data, store.swap, plan.swap_out)
+                transfer(store.data, store.data, plan.copies)
+                transfer(store.swap, store.data, plan.swap_in)
                 tokens, logprobs = self._run(plan)
         except Exception as error:
             self._tables.forget()  # of what was noted, nobody knows how much was sent
