@@ -26,11 +26,11 @@ PACKING = "packing.py"
 MIXTURE = "test_any_mixture_of_rows"
 ENGINE = "test_the_engine_generates"
 
-_CARRIED_OUT = """                store.swap_out(plan.swap_out)
-                store.copy(plan.copies)
-                store.swap_in(plan.swap_in)
+_CARRIED_OUT = """                transfer(store.data, store.swap, plan.swap_out)
+                transfer(store.data, store.data, plan.copies)
+                transfer(store.swap, store.data, plan.swap_in)
 """
-_POSITIONS = "positions.extend(range(cached, cached + new))"
+_POSITIONS = "positions += range(cached, cached + new)"
 _KEPT = "kept = keep_likely(scaled[filtered], top_k, top_p)"
 _SWAPPED_NORMS = (
     "q, k = rms_norm(q, self.q_norm, self.norm_eps), rms_norm(k, self.k_norm, self.norm_eps)",
@@ -145,17 +145,17 @@ MUTANTS = (
         "B15 a shortened row keeps its end",
         STAGING,
         "test_b15",
-        "range(row * width + begin, row * width + max(end, stale))",
+        "range(row * width + begin, row * width + max(end, sent))",
         "range(row * width + begin, row * width + end)",
-        "self.blocks.extend([NULL_BLOCK] * (stale - end))",
-        "pass",
+        ", *[NULL_BLOCK] * (sent - end)))",
+        ",))",
     ),
     Mutant.of(
         "B15 a row used again keeps the end of its last table",
         STAGING,
         "test_b15",
-        "self._rows.get(table.id, (-1, width, NULL_BLOCK))",
-        "self._rows.get(table.id, (-1, 0, NULL_BLOCK))",
+        "row, begin, sent = self._free.pop(), 0, width",
+        "row, begin = self._free.pop(), 0",
     ),
     Mutant.of(
         "B43 every row reads the first row's table",
@@ -180,11 +180,9 @@ MUTANTS = (
         "for (sequence, new, cached, samples), table in zip(rows, held, strict=True):",
         "for at, ((sequence, new, cached, samples), table) in enumerate(zip(rows, held)):\n"
         "            import types\n"
-        "            known = types.SimpleNamespace(id=at, slots=table.slots)",
-        "tables.place_one(table, cached, slot)",
-        "tables.place_one(known, cached, slot)",
-        "tables.place(table, cached, own)",
-        "tables.place(known, cached, own)",
+        "            known = types.SimpleNamespace(id=at, blocks=table.blocks)",
+        "tables.place(table, cached, cached + new, slots[-1])",
+        "tables.place(known, cached, cached + new, slots[-1])",
     ),
     Mutant.of(
         "a row given up is still held to be known",
@@ -198,8 +196,8 @@ MUTANTS = (
         "a block that a copy has replaced is not sent",
         STAGING,
         "test_a_block_copied_under_a_running_sequence",
-        "if end == begin + 1 and last == block:",
-        "if end == begin + 1:",
+        "if sent == end == begin + 1 and last == block:",
+        "if sent == end == begin + 1:",
     ),
     Mutant.of(
         "after a step that failed the device is held to know the tables",
@@ -214,7 +212,7 @@ MUTANTS = (
         RUNNER,
         "test_b41",
         _POSITIONS,
-        "positions.extend(range(new))",
+        "positions += range(new)",
     ),
     Mutant.of(
         "positions start again when a sequence comes back from pre-emption",
@@ -222,21 +220,21 @@ MUTANTS = (
         ENGINE,
         _POSITIONS,
         "count = sequence.request.num_prompt_tokens\n"
-        "                positions.extend(p % count for p in range(cached, cached + new))",
+        "                positions += [p % count for p in range(cached, cached + new)]",
     ),
     Mutant.of(
         "B42 the prompt is computed again behind its own cached prefix",
         RUNNER,
         "test_b42",
-        "tokens.extend(sequence.token_ids[cached : cached + new])",
-        "tokens.extend(sequence.token_ids[:new])",
+        "tokens += sequence.token_ids[cached : cached + new]",
+        "tokens += sequence.token_ids[:new]",
     ),
     Mutant.of(
         "B42 the rest of a prompt is written over its cached prefix",
         RUNNER,
         "test_b42",
-        "            slots.extend(own)\n",
-        "            slots.extend(own if new == 1 else table.slots(0, new))\n",
+        "slots += table.slots(cached, cached + new)",
+        "slots += table.slots(0, new)",
     ),
     Mutant.of(
         "logits are taken behind a chunk's first token",
@@ -264,33 +262,33 @@ MUTANTS = (
         RUNNER,
         "test_a_plan_swaps_out",
         _CARRIED_OUT,
-        "                store.swap_in(plan.swap_in)\n"
-        "                store.swap_out(plan.swap_out)\n"
-        "                store.copy(plan.copies)\n",
+        "                transfer(store.swap, store.data, plan.swap_in)\n"
+        "                transfer(store.data, store.swap, plan.swap_out)\n"
+        "                transfer(store.data, store.data, plan.copies)\n",
     ),
     Mutant.of(
         "blocks are copied before others are swapped out",
         RUNNER,
         "test_a_plan_swaps_out",
         _CARRIED_OUT,
-        "                store.copy(plan.copies)\n"
-        "                store.swap_out(plan.swap_out)\n"
-        "                store.swap_in(plan.swap_in)\n",
+        "                transfer(store.data, store.data, plan.copies)\n"
+        "                transfer(store.data, store.swap, plan.swap_out)\n"
+        "                transfer(store.swap, store.data, plan.swap_in)\n",
     ),
     # --- keys and values ------------------------------------------------------------------------
     Mutant.of(
         "copies are carried out all at once",
         STORE,
         "test_copies_are_carried_out",
-        "_transfer(self.data, self.data, copies)",
-        "_transfer(self.data.clone(), self.data, copies)",
+        "    for old, new in copies:",
+        "    source = source.clone()\n    for old, new in copies:",
     ),
     Mutant.of(
         "copies are carried out from the last to the first",
         STORE,
         "test_copies_are_carried_out",
-        "_transfer(self.data, self.data, copies)",
-        "_transfer(self.data, self.data, copies[::-1])",
+        "for old, new in copies:",
+        "for old, new in copies[::-1]:",
     ),
     Mutant.of(
         "only keys are swapped",
@@ -354,6 +352,13 @@ MUTANTS = (
         "of equal logits the higher id is the more likely",
         SAMPLER,
         "test_b47",
+        "falling, token = scaled.sort(dim=-1, descending=True, stable=True)",
+        "falling, token = (x.flip(-1) for x in scaled.sort(dim=-1, stable=True))",
+    ),
+    Mutant.of(
+        "of equal logits those of the higher ids are reported",
+        SAMPLER,
+        "test_tokens_and_reports",
         "(equal & (equal.cumsum(-1) <= wanted))",
         "(equal & (equal.flip(-1).cumsum(-1).flip(-1) <= wanted))",
     ),
@@ -383,10 +388,10 @@ MUTANTS = (
         "log-probabilities are those behind temperature and filters",
         SAMPLER,
         "test_log_probabilities_are_those_before",
-        "    return _report(tokens, logits, draws, report)",
-        "    if draws.chance:\n"
+        "    found = most_likely(",
+        "    if by_chance:\n"
         "        logits = logits.to(scaled.dtype).index_copy(0, row[chance], scaled)\n"
-        "    return _report(tokens, logits, draws, report)",
+        "    found = most_likely(",
     ),
     # --- the model ------------------------------------------------------------------------------
     Mutant.of(
@@ -471,7 +476,7 @@ MUTANTS = (
         "the checkpoint's scaling of positions is not read",
         CHECKPOINT,
         "test_logits_equal_transformers",
-        "return Rope(theta, Llama3Scaling(*(section[name] for name in names)))",
+        "return Rope(theta, Llama3Scaling(**scaling))",
         "return Rope(theta)",
     ),
     Mutant.of(
@@ -506,7 +511,7 @@ MUTANTS = (
         "an index may lead out of its folder",
         CHECKPOINT,
         "test_an_index",
-        "if path.parent != folder:",
-        "if False:",
+        "isinstance(file, str) and Path(file).name == file for",
+        "isinstance(file, str) for",
     ),
 )

@@ -19,6 +19,7 @@ from torch._inductor.utils import run_and_get_code
 
 from servelab import models
 from servelab.decoder import DenseDecoder, KvStore, PagedDecoder, TorchRunner, greedy
+from servelab.decoder.kv_store import transfer
 from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import BlockPool, BlockTable, PoolShape, move
 from servelab.serving import (
@@ -131,7 +132,7 @@ def test_copies_are_carried_out_one_after_the_other() -> None:
     store = KvStore(models.get("smollm2-135m"), PoolShape(6, 2))
     for block in range(6):
         store.data[:, :, block] = block
-    store.copy([(1, 2), (2, 3), (4, 5), (1, 4), (5, 1)])
+    transfer(store.data, store.data, [(1, 2), (2, 3), (4, 5), (1, 4), (5, 1)])
     kept = store.data[:, :, :, 0, 0, 0]
     assert torch.equal(kept, torch.tensor([0.0, 4, 1, 1, 1, 4]).expand_as(kept))
 
@@ -142,7 +143,7 @@ def test_b15_a_reused_or_shortened_row_has_no_stale_entry() -> None:
 
     def entries(table: BlockTable, first_new: int) -> list[int]:
         tables.begin([table.id], 4)
-        row = tables.place(table, first_new, table.slots(first_new))
+        row = tables.place(table, first_new, table.num_tokens, table.slots()[-1])
         tables.write(*upload(device, [tables.places, tables.blocks]))
         return tables.entries[row].tolist()
 
@@ -176,14 +177,14 @@ def test_only_a_block_that_begins_is_sent(pairs: Pairs) -> None:
 def test_a_failed_step_leaves_the_runner_usable(pairs: Pairs) -> None:
     dense, runner = pairs["llama-gqa"]
     world = World(runner, 20, 4)
-    first, good, bad = world.add(range(6)), world.add(range(12)), world.add([4, 97])
+    first, good, bad = world.add(range(6)), world.add(range(12)), world.add([4, 5])
     world.step([world.row(first, 4, sampled=False)])
     assert first.table is not None
     # Behind a hit, in a table that the device first meets in the step that fails.
     good.table, good.num_computed_tokens = first.table.fork(), 4
     row = world.row(good)
-    with pytest.raises(ValueError, match="token id 97 is not in the vocabulary, 0 to 96"):
-        runner.execute(Plan([row, world.row(bad)]))
+    with pytest.raises(ValueError, match="positions 0 to 2 are not in 0 to 0"):
+        runner.execute(Plan([row, Row(bad, 2, 0, ())]))
     bad.table = None
     with pytest.raises(ValueError, match="r2/0 has no block table"):
         runner.execute(Plan([row, Row(bad, 1, 0, ())]))
@@ -303,8 +304,8 @@ def test_what_cannot_be_run_is_refused(pairs: Pairs) -> None:
         PagedDecoder(replace(spec, layers=(wide, *spec.layers[1:])))
     heads = replace(spec.layers[0].attention, num_kv_heads=1)
     mixed = replace(spec, layers=(replace(spec.layers[0], attention=heads), *spec.layers[1:]))
-    with pytest.raises(ValueError, match="needs the same KV heads in each, got"):
-        KvStore(mixed, PoolShape(4, 4))
+    with pytest.raises(ValueError, match="all layers must have one shape"):
+        PagedDecoder(mixed)
     with pytest.raises(ValueError, match="learned positions"):
         PagedDecoder(models.get("opt-13b"), device="meta")
 
@@ -313,16 +314,16 @@ def test_a_device_that_does_not_answer_is_lost(
     pairs: Pairs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(pairs["llama-gqa"][1], 20, 4)
-    row = world.row(world.add([1, 97]))
+    row = world.row(world.add([1, 2]))
 
-    def fault(device: torch.device) -> None:
+    def fault(*_: object) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(torch.cuda, "synchronize", fault)
-    with pytest.raises(ValueError, match="token id 97"):
+    monkeypatch.setattr(world.runner, "logits", fault)
+    with pytest.raises(RuntimeError, match="CUDA error"):
         world.runner.execute(Plan([row]))
     monkeypatch.setattr(world.runner, "device", torch.device("cuda"))
-    monkeypatch.setattr(world.runner, "logits", fault)
     with pytest.raises(RunnerLost, match="the CUDA device is lost: CUDA error: an illegal"):
         world.runner.execute(Plan([row]))
 

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from servelab.decoder.sampler import Draws, sample
+from servelab.decoder.sampler import sample
 from servelab.serving import SamplingParams
 
 # By halves, so that sums are exact; ids and ranks differ, and tokens 1 and 4 are equally likely.
@@ -18,10 +18,8 @@ LOGITS = torch.tensor([PROBABILITIES], dtype=torch.float64).log()
 
 def shares(steps: int = 3200, **params: float) -> list[float]:
     """How often each token is drawn as the uniform number scans [0, 1)."""
-    uniforms = [(step + 0.5) / steps for step in range(steps)]
-    draws = Draws()
-    draws.add(SamplingParams(**params), uniforms)  # type: ignore[arg-type]
-    tokens, _ = sample(LOGITS, draws)
+    uniforms = tuple((step + 0.5) / steps for step in range(steps))
+    tokens, _ = sample(LOGITS, [(SamplingParams(**params), uniforms)])  # type: ignore[arg-type]
     assert tokens == sorted(tokens), "the distribution is inverted in the order of ids"
     return [tokens.count(token) / steps for token in range(6)]
 
@@ -72,8 +70,7 @@ def test_the_ends_of_the_unit_interval_draw_a_token_that_is_likely() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, 3.0, -torch.inf]])
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         for params in (SamplingParams(), SamplingParams(top_p=0.99), SamplingParams(top_k=3)):
-            draws = Draws()
-            draws.add(params, (0.0, math.nextafter(1.0, 0.0)))
+            draws = [(params, (0.0, math.nextafter(1.0, 0.0)))]
             assert sample(logits.to(dtype), draws)[0] == [1, 2]
 
 
@@ -96,9 +93,7 @@ def random_rows(seed: int, rows: int = 12, vocabulary: int = 50) -> list[tuple]:
 
 def drawn(rows: list[tuple]) -> list[tuple]:
     """Tokens and reports of each row, sampled as one batch."""
-    draws = Draws()
-    for _, params, uniforms in rows:
-        draws.add(params, uniforms)
+    draws = [(params, uniforms) for _, params, uniforms in rows]
     logits = torch.tensor([row[0] for row in rows], dtype=torch.float64)
     tokens, reports = sample(logits, draws)
     answers, place = [], 0
@@ -162,27 +157,22 @@ def test_logits_that_are_not_finite_are_said_to_be_so(
     wrong: float, temperature: float, filters: dict
 ) -> None:
     """On a GPU an index out of range, as NaN would make, costs the device."""
-    draws = Draws()
-    params = SamplingParams(temperature=temperature, **filters)
-    for _ in range(2):
-        draws.add(params, (0.7,))
+    draws = [(SamplingParams(temperature=temperature, **filters), (0.7,))] * 2
     with pytest.raises(ValueError, match="the model's logits are not finite"):
         sample(torch.tensor([[0.0, 1.0, 2.0], [0.0, wrong, 1.0]]), draws)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-9, 1e9, 1e308])
 def test_a_token_that_is_ruled_out_stays_so_at_any_temperature(temperature: float) -> None:
-    draws = Draws()
     params = SamplingParams(temperature=temperature, n=5)
-    draws.add(params, (0.0, 0.3, 0.5, 0.7, 1 - 2**-53))
+    draws = [(params, (0.0, 0.3, 0.5, 0.7, 1 - 2**-53))]
     tokens, _ = sample(torch.tensor([[-math.inf, 3.0, -math.inf, 1.0]]), draws)
     assert tokens == ([1] * 5 if temperature < 1 else [1, 1, 3, 3, 3])
 
 
 def test_log_probabilities_are_those_before_temperature_and_filters() -> None:
-    draws = Draws()
-    draws.add(SamplingParams(temperature=0.1, top_k=1, logprobs=2), (0.5,))
-    tokens, reports = sample(LOGITS.bfloat16(), draws)
+    params = SamplingParams(temperature=0.1, top_k=1, logprobs=2)
+    tokens, reports = sample(LOGITS.bfloat16(), [(params, (0.5,))])
     assert tokens == [3]
     assert list(reports[0]) == [3, 1]
     assert reports[0][1] == pytest.approx(math.log(5 / 32), abs=0.02)

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from servelab.paging import NULL_BLOCK, BlockTable
+from servelab.paging import BlockTable, padded
 
 # Shapes below: N new tokens of R rows, W blocks of the longest row, S slots that they have, H query
 # heads, K KV heads, G = H / K, d head_dim; a layer's cache is (2, blocks, block_size, K, d).
@@ -70,27 +70,20 @@ class StepBatch:
         >>> batch.positions, batch.slots, batch.block_tables
         (tensor([4, 5]), tensor([8, 9]), tensor([[1, 2]], dtype=torch.int32))
         """
-        paired = list(zip(rows, tables, strict=True))
-        contexts = [new + cached for new, cached in rows]
-        blocks = [
-            table.blocks[: table.pool.shape.blocks_for(context)]
-            for table, context in zip(tables, contexts, strict=True)
-        ]
-        width = max(map(len, blocks))
-        padded = [[*row, *[NULL_BLOCK] * (width - len(row))] for row in blocks]
-        positions = [p for new, cached in rows for p in range(cached, cached + new)]
-        slots = [s for (new, cached), table in paired for s in table.slots(cached, cached + new)]
-        starts = [0, *accumulate(new for new, _ in rows)]
+        spans = [range(cached, cached + new) for new, cached in rows]
+        slots = [table.slots(own.start, own.stop) for own, table in zip(spans, tables, strict=True)]
+        starts, contexts = accumulate(map(len, spans), initial=0), [own.stop for own in spans]
         with torch.device(device):
+            positions = torch.tensor([*chain(*spans)])
             return cls(
-                tokens=torch.zeros(len(positions), dtype=torch.int64),
-                positions=torch.tensor(positions),
-                slots=torch.tensor(slots),
-                block_tables=torch.tensor(padded, dtype=torch.int32),
-                query_starts=torch.tensor(starts, dtype=torch.int32),
+                tokens=torch.zeros_like(positions),
+                positions=positions,
+                slots=torch.tensor([*chain(*slots)]),
+                block_tables=torch.tensor(padded(tables), dtype=torch.int32),
+                query_starts=torch.tensor([*starts], dtype=torch.int32),
                 context_lens=torch.tensor(contexts, dtype=torch.int32),
                 rows=list(rows),
-                max_new_tokens=max(new for new, _ in rows),
+                max_new_tokens=max(map(len, spans)),
                 max_context_len=max(contexts),
             )
 

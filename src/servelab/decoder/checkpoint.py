@@ -14,8 +14,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,24 +80,21 @@ class Checkpoint:
                 "the bundled model is servelab.decoder.BUNDLED_CHECKPOINT"
             )
         config = _json(folder / "config.json")
-        family = config.get("model_type")
-        if family not in FAMILIES:
-            known = ", ".join(FAMILIES)
-            raise UnsupportedConfig("model_type", f"{family!r} is not decoded here; known: {known}")
-        for key in ("quantization_config", "quantization"):
-            if config.get(key) is not None:
-                raise UnsupportedConfig(key, f"quantised weights are not read: {config[key]!r}")
-        _expect(config, "hidden_act", "silu", "swish")
-        _expect(config, "partial_rotary_factor", 1)
-        _expect(config, "rope_interleaved", False)
+        _expect(config, "model_type", *FAMILIES)
+        _expect(config, "quantization_config", None)
+        _expect(config, "quantization", None)
+        _expect(config, "hidden_act", "silu", "swish", None)
+        _expect(config, "partial_rotary_factor", 1, None)
+        _expect(config, "rope_interleaved", False, None)
         spec = ModelSpec.from_config(config, name=folder.name)
         spec.require_parameters()
+        _expect({"dtype": spec.weight_dtype}, "dtype", *DTYPES)
         return cls(
             folder=folder,
             spec=spec,
             rope=read_rope(config),
             norm_eps=_number(config, "rms_norm_eps", 1e-6),  # the default of all four families
-            dtype=_dtype(spec),
+            dtype=DTYPES[spec.weight_dtype],
             eos_token_ids=_eos(config, folder / "generation_config.json"),
             files=_files(folder),
         )
@@ -108,35 +106,34 @@ class Checkpoint:
         too; it must equal the embedding.
         Raises: ``BadCheckpoint``.
         """
-        repeated = self.check(weights)
+        self.check(weights)
         with torch.no_grad():
             # Each file is opened for each tensor: as long as it is mapped, every page that was read
             # counts as this process's memory, and loading would take twice the weights.
             for name, wanted in weights.items():
                 with _opened(self.files[name]) as file:
                     wanted.copy_(file.get_tensor(name))
-            if repeated:
-                embedding = weights["model.embed_tokens.weight"]
-                with _opened(self.files["lm_head.weight"]) as file:
-                    head = file.get_tensor("lm_head.weight").to(embedding)
-                if not torch.equal(head, embedding):
-                    raise BadCheckpoint(
-                        f"{self.folder}: tie_word_embeddings is true, "
-                        f"but lm_head.weight is not model.embed_tokens.weight"
-                    )
+        if self.spec.tied_embeddings and "lm_head.weight" in self.files:
+            embedding = weights["model.embed_tokens.weight"]
+            with _opened(self.files["lm_head.weight"]) as file:
+                head = file.get_tensor("lm_head.weight").to(embedding)
+            if not torch.equal(head, embedding):
+                raise BadCheckpoint(
+                    f"{self.folder}: tie_word_embeddings is true, "
+                    f"but lm_head.weight is not model.embed_tokens.weight"
+                )
 
-    def check(self, weights: Mapping[str, Tensor]) -> bool:
-        """Return whether the files hold lm_head beside ``weights``, which must all be there.
+    def check(self, weights: Mapping[str, Tensor]) -> None:
+        """Compare ``weights``, as ``load_into`` would fill them, with what the files hold.
 
-        Parameters: ``weights`` as ``load_into`` would fill, perhaps on the meta device: a wrong
-        configuration may ask for more memory than there is.
+        They may be on the meta device: a wrong configuration may ask for more memory than there is.
         Raises: ``BadCheckpoint`` for other names, shapes or number formats.
         """
         stored = {name for name in self.files if not name.endswith("rotary_emb.inv_freq")}
-        repeated = self.spec.tied_embeddings and "lm_head.weight" in stored
+        twice = {"lm_head.weight"} if self.spec.tied_embeddings else set()
         if missing := sorted(set(weights) - stored):
             raise BadCheckpoint(f"{self.folder}: {_some(missing)} missing from the weights")
-        if surplus := sorted(stored - set(weights) - ({"lm_head.weight"} if repeated else set())):
+        if surplus := sorted(stored - set(weights) - twice):
             raise BadCheckpoint(
                 f"{self.folder}: {_some(surplus)} in the weights, but not the model"
             )
@@ -149,7 +146,6 @@ class Checkpoint:
                 raise BadCheckpoint(f"{name}: weights in {dtype} are not read; known: {known}")
             if found != shape:
                 raise BadCheckpoint(f"{name} must have shape {shape}, its file has {found}")
-        return repeated
 
     def tokenizer(self) -> TextTokenizer | None:
         """Return the tokenizer of ``tokenizer.json``, None where there is none."""
@@ -198,50 +194,36 @@ def read_rope(config: Mapping[str, Any]) -> Rope:
     >>> read_rope({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4}})
     Traceback (most recent call last):
     ...
-    servelab.models.errors.UnsupportedConfig: rope_parameters: rope_type 'yarn' is not decoded ...
+    servelab.models.errors.UnsupportedConfig: rope_type: 'yarn' is not decoded here; known: ...
     """
-    given = [key for key in ("rope_parameters", "rope_scaling") if config.get(key) is not None]
-    if len(given) == 2 and config[given[0]] != config[given[1]]:
-        raise UnsupportedConfig("rope_scaling", "contradicts rope_parameters")
-    key = given[0] if given else "rope_scaling"
-    section = config.get(key) or {}
+    key = "rope_scaling" if config.get("rope_parameters") is None else "rope_parameters"
+    section = _agreed(key, config.get("rope_parameters"), config.get("rope_scaling"), {})
     if not isinstance(section, Mapping):
         raise UnsupportedConfig(key, f"must be an object, got {section!r}")
-    thetas = {
-        _number(part, "rope_theta", 10_000.0) for part in (section, config) if "rope_theta" in part
-    }
-    if len(thetas) > 1:
-        raise UnsupportedConfig("rope_theta", f"has two values: {sorted(thetas)}")
-    theta = thetas.pop() if thetas else 10_000.0  # the default of all four families
-    _expect(section, "partial_rotary_factor", 1)
-    kinds = [section[name] for name in ("rope_type", "type") if section.get(name) is not None]
-    kind = None
-    if kinds and kinds[0] == kinds[-1]:
-        kind = kinds[0]
-    elif not section.keys() - {"rope_theta"}:
-        kind = "default"
-    if kind == "default":
-        return Rope(theta)
-    if kind != "llama3":
-        raise UnsupportedConfig(
-            key, f"rope_type {kind!r} is not decoded here; known: 'default', 'llama3'"
-        )
-    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    if missing := [name for name in names if name not in section]:
-        raise UnsupportedConfig(key, f"llama3 needs {', '.join(missing)}")
+    _expect(section, "partial_rotary_factor", 1, None)
+    theta = _agreed("rope_theta", section.get("rope_theta"), config.get("rope_theta"), 10_000.0)
+    plain = None if section.keys() - {"rope_theta"} else "default"
+    kind = _agreed("rope_type", section.get("rope_type"), section.get("type"), plain)
+    _expect({"rope_type": kind}, "rope_type", "default", "llama3")
     try:
-        return Rope(theta, Llama3Scaling(*(section[name] for name in names)))
+        if kind == "default":
+            return Rope(theta)
+        scaling: dict[str, Any] = {own.name: section.get(own.name) for own in fields(Llama3Scaling)}
+        return Rope(theta, Llama3Scaling(**scaling))
     except (TypeError, ValueError) as error:
         raise UnsupportedConfig(key, str(error)) from error
 
 
-def _opened(path: Path) -> Any:
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a file of weights; what is wrong with it, or missing from it, is said by its name."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
         raise BadCheckpoint(f"{path.parent}: {path.name} is missing")
     try:
-        return safe_open(path, framework="pt")
+        with safe_open(path, framework="pt") as file:
+            yield file
     except SafetensorError as error:
         raise BadCheckpoint(f"{path.name} is damaged or cut short: {error}") from error
 
@@ -251,19 +233,11 @@ def _files(folder: Path) -> dict[str, Path]:
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():
         names = _json(index).get("weight_map")
-        if not isinstance(names, dict) or not all(isinstance(v, str) for v in names.values()):
-            raise BadCheckpoint(f"{index.name} has no weight_map from tensors to files")
-        found = {name: folder / file for name, file in names.items()}
-        for path in sorted(set(found.values())):
-            if path.parent != folder:
-                raise BadCheckpoint(f"{index.name} leads out of its folder: {path}")
-            with _opened(path) as file:
-                held, listed = set(file.keys()), {n for n, f in found.items() if f == path}
-            if held != listed:
-                raise BadCheckpoint(
-                    f"{path.name} and {index.name} differ in {_some(sorted(held ^ listed))}"
-                )
-        return found
+        if not isinstance(names, dict) or not all(
+            isinstance(file, str) and Path(file).name == file for file in names.values()
+        ):
+            raise BadCheckpoint(f"{index.name} has no weight_map from tensors to files beside it")
+        return {name: folder / file for name, file in names.items()}
     if single.is_file():
         with _opened(single) as file:
             return dict.fromkeys(file.keys(), single)
@@ -296,17 +270,20 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _dtype(spec: ModelSpec) -> torch.dtype:
-    if spec.weight_dtype not in DTYPES:
-        known = ", ".join(DTYPES)
-        raise UnsupportedConfig("dtype", f"{spec.weight_dtype} is not decoded here; known: {known}")
-    return DTYPES[spec.weight_dtype]
-
-
-def _expect(config: Mapping[str, Any], key: str, *allowed: object) -> None:
+def _expect(config: Mapping[str, Any], key: str, *known: object) -> None:
+    """Refuse a key's value unless it is known; None stands for a key that is not there."""
     value = config.get(key)
-    if value is not None and value not in allowed:
-        raise UnsupportedConfig(key, f"{value!r} is not decoded here; known: {allowed[0]!r}")
+    if value not in known:
+        names = ", ".join(map(str, known))
+        raise UnsupportedConfig(key, f"{value!r} is not decoded here; known: {names}")
+
+
+def _agreed(key: str, one: Any, other: Any, default: Any) -> Any:
+    """Return what is stated in one of two places, or alike in both."""
+    stated = [value for value in (one, other) if value is not None] or [default]
+    if stated[0] != stated[-1]:
+        raise UnsupportedConfig(key, f"is stated twice, as {stated[0]!r} and as {stated[1]!r}")
+    return stated[0]
 
 
 def _number(config: Mapping[str, Any], key: str, default: float) -> float:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from servelab.decoder.attention import AttentionBackend, StepBatch
 from servelab.decoder.graphs import bucket_of
@@ -87,22 +87,6 @@ class _OutsideAttention:
         return out
 
 
-class _Step(nn.Module):
-    """The decode step as a function of tokens and positions alone."""
-
-    def __init__(self, model: PagedDecoder) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Return the logits (B, V) behind each token (B)."""
-        # Only tokens and positions are read inside; the cache of a layer is its number.
-        batch = StepBatch(tokens, positions, tokens, tokens, tokens, tokens, [], 1, 1)
-        layers: Any = range(len(self.model.layers))
-        every: Any = slice(None)
-        return self.model.forward(batch, layers, _OutsideAttention(), every)
-
-
 class CompiledDecode:
     """Runs batches of decode rows through a compiled graph.
 
@@ -110,7 +94,14 @@ class CompiledDecode:
     """
 
     def __init__(self, model: PagedDecoder) -> None:
-        self._step = torch.compile(_Step(model), fullgraph=True, dynamic=False)
+        layers: Any = range(len(model.layers))  # to the graph, the cache of a layer is its number
+
+        def step(tokens: Tensor, positions: Tensor) -> Tensor:  # each (B); to logits (B, V)
+            # Only tokens and positions are read inside.
+            batch = StepBatch(tokens, positions, tokens, tokens, tokens, tokens, [], 1, 1)
+            return model.forward(batch, layers, _OutsideAttention(), slice(None))
+
+        self._step = torch.compile(step, fullgraph=True, dynamic=False)
 
     def logits(self, batch: StepBatch, cache: Tensor, attention: AttentionBackend) -> Tensor:
         """Return the logits (R, V) behind each row's one token."""

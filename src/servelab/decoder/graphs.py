@@ -33,6 +33,9 @@ Capture = Callable[[Work], Work]
 
 WARMUP_STEPS = 2  # before a capture: kernels are compiled, libraries reserve their memory
 
+# What a padding row holds: one token, in the first slot of the null block.
+PADDING = {"tokens": 0, "positions": 0, "slots": 0, "context_lens": 1, "block_tables": NULL_BLOCK}
+
 # Shapes below: R rows, B rows of a bucket, W entries of a table row.
 
 
@@ -118,10 +121,14 @@ class DecodeGraphs:
         self._held = 0  # rows of the buffers that are no padding
         with torch.device(device):
             rows = bucket_of(max_rows)
-            self._tokens, self._positions, self._slots = torch.zeros((3, rows), dtype=torch.int64)
-            self._context_lens = torch.ones(rows, dtype=torch.int32)  # (B)
             self._query_starts = torch.arange(rows + 1, dtype=torch.int32)  # (B + 1)
-            self._block_tables = torch.full((rows, table_width), NULL_BLOCK, dtype=torch.int32)
+            self._buffers = {
+                "tokens": torch.zeros(rows, dtype=torch.int64),  # (B), as those of one dimension
+                "positions": torch.zeros(rows, dtype=torch.int64),
+                "slots": torch.zeros(rows, dtype=torch.int64),
+                "context_lens": torch.ones(rows, dtype=torch.int32),
+                "block_tables": torch.full((rows, table_width), NULL_BLOCK, dtype=torch.int32),
+            }
 
     @property
     def captured(self) -> list[int]:
@@ -152,29 +159,18 @@ class DecodeGraphs:
 
     def _fill(self, batch: StepBatch, rows: int) -> None:
         """Copy a batch to the top of the buffers; make padding of what the last one left below."""
-        self._tokens[:rows].copy_(batch.tokens)
-        self._positions[:rows].copy_(batch.positions)
-        self._slots[:rows].copy_(batch.slots)
-        self._context_lens[:rows].copy_(batch.context_lens)
-        width = batch.block_tables.shape[1]
-        self._block_tables[:rows, :width].copy_(batch.block_tables)  # (R, W)
-        if self._held > rows:
-            left = slice(rows, self._held)
-            for buffer in (self._tokens, self._positions, self._slots):
-                buffer[left] = 0  # the slot: the first of the null block
-            self._context_lens[left] = 1
-            self._block_tables[left] = NULL_BLOCK
+        for name, padding in PADDING.items():
+            buffer, new = self._buffers[name], getattr(batch, name)
+            buffer[tuple(map(slice, new.shape))].copy_(new)  # a table may be less wide
+            if self._held > rows:
+                buffer[rows : self._held] = padding
         self._held = rows
 
     def _padded(self, bucket: int) -> StepBatch:
         """Return the first rows of the buffers as a batch: what a graph of this bucket reads."""
         return StepBatch(
-            tokens=self._tokens[:bucket],
-            positions=self._positions[:bucket],
-            slots=self._slots[:bucket],
-            block_tables=self._block_tables[:bucket],
+            **{name: buffer[:bucket] for name, buffer in self._buffers.items()},
             query_starts=self._query_starts[: bucket + 1],
-            context_lens=self._context_lens[:bucket],
             rows=[(1, 0)] * bucket,  # what is cached, only the device knows
             max_new_tokens=1,
             max_context_len=self._max_context_len,

@@ -4,7 +4,8 @@ Models: the pool of `servelab.paging` as memory: every layer has a tensor of key
 ``num_blocks`` blocks of ``block_size`` slots each, and one block table per sequence serves all
 layers. A second pool in the CPU's memory takes the blocks of sequences that are swapped out.
 
-Assumes: all layers have the same KV heads; those with a sliding window keep every token.
+Assumes: all layers have the same KV heads, as a `PagedDecoder` has; those with a sliding window
+keep every token.
 
 Ignores: who owns a block: the scheduler's tables say so.
 """
@@ -22,12 +23,11 @@ from servelab.units import GiB
 
 
 class KvStore:
-    """Keys and values, ``data`` of shape (layers, 2, blocks, block_size, K, d).
+    """Keys and values, ``data`` of shape (layers, 2, blocks, block_size, K, d), and ``swap``.
 
     Parameters: ``spec`` the model; ``shape`` of the pool; ``num_swap_blocks`` of the CPU's pool,
     its null block included (0: none); ``device``, ``dtype``.
-    Raises: ``ValueError`` for a model whose layers differ in their KV heads, ``MemoryError`` for a
-    pool that is too large.
+    Raises: ``MemoryError`` for a pool that is too large.
 
     >>> from servelab import models
     >>> spec = models.get("smollm2-135m")
@@ -44,26 +44,16 @@ class KvStore:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        kinds = {
-            (heads.num_kv_heads, heads.head_dim)
-            for heads, _ in (layer.plain() for layer in spec.layers)
-        }
-        if len(kinds) > 1:
-            raise ValueError(
-                f"{spec.name}: one block table for all layers needs the same KV heads in each, "
-                f"got (heads, head_dim) {sorted(kinds)}"
-            )
-        self.kv_heads, self.head_dim = kinds.pop()
-        self.shape = shape
-        self.data = self._pool(len(spec.layers), shape.num_blocks, device, dtype)
-        self.swap = self._pool(len(spec.layers), num_swap_blocks, "cpu", dtype)
+        self.spec, self.shape = spec, shape
+        self.data = self._pool(shape.num_blocks, device, dtype)
+        self.swap = self._pool(num_swap_blocks, "cpu", dtype)
         if self.data.is_cuda and num_swap_blocks:
             self.swap = self.swap.pin_memory()
 
-    def _pool(
-        self, layers: int, blocks: int, device: torch.device | str, dtype: torch.dtype
-    ) -> Tensor:
-        size = (layers, 2, blocks, self.shape.block_size, self.kv_heads, self.head_dim)
+    def _pool(self, blocks: int, device: torch.device | str, dtype: torch.dtype) -> Tensor:
+        heads = self.spec.layers[0].plain()[0]
+        vectors = heads.num_kv_heads, heads.head_dim
+        size = (len(self.spec.layers), 2, blocks, self.shape.block_size, *vectors)
         try:
             return torch.zeros(size, device=device, dtype=dtype)
         except RuntimeError as error:  # what torch raises where there is no such memory
@@ -72,25 +62,16 @@ class KvStore:
                 f"a pool of {blocks} blocks needs {wanted / GiB:.1f} GiB on {device}: {error}"
             ) from error
 
-    def copy(self, copies: Sequence[Copy]) -> None:
-        """Copy blocks within the pool, one (source, destination) after the other."""
-        _transfer(self.data, self.data, copies)
-
-    def swap_out(self, copies: Sequence[Copy]) -> None:
-        """Copy blocks of the pool (first of each pair) to blocks of the CPU's pool (second)."""
-        _transfer(self.data, self.swap, copies)
-
-    def swap_in(self, copies: Sequence[Copy]) -> None:
-        """Copy blocks of the CPU's pool (first of each pair) to blocks of the pool (second)."""
-        _transfer(self.swap, self.data, copies)
-
     def poison(self) -> None:
         """Fill every slot with NaN: whatever is read before it is written shows in the logits."""
         self.data.fill_(torch.nan)
         self.swap.fill_(torch.nan)
 
 
-def _transfer(source: Tensor, destination: Tensor, copies: Sequence[Copy]) -> None:
-    """Copy blocks, one transfer for each, in their order: a later one may read what one wrote."""
+def transfer(source: Tensor, destination: Tensor, copies: Sequence[Copy]) -> None:
+    """Copy blocks of one pool (first of each pair) to blocks of another, or of itself (second).
+
+    One after the other: a later one may read what an earlier one wrote.
+    """
     for old, new in copies:
         destination[:, :, new].copy_(source[:, :, old], non_blocking=True)

@@ -67,10 +67,8 @@ class PagedDecoder(nn.Module):
             self.lm_head = self.embed_tokens
             if not spec.tied_embeddings:
                 self.lm_head = _empty(*vocabulary, dtype=dtype)  # (V, D)
-        wide = torch.promote_types(dtype, torch.float32)
-        self.register_buffer(
-            "frequencies", self.rope.frequencies(self.head_dim, wide, device), persistent=False
-        )
+        frequencies = self.rope.frequencies(self.head_dim, dtype, device)
+        self.register_buffer("frequencies", frequencies, persistent=False)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -126,12 +124,12 @@ class PagedDecoder(nn.Module):
         return {name: weight.detach() for name, weight in found.items()}
 
     def forward(
-        self, batch: StepBatch, cache: Tensor, attention: AttentionBackend, last: Tensor
+        self, batch: StepBatch, cache: Tensor, attention: AttentionBackend, last: Tensor | slice
     ) -> Tensor:
         """Return the logits (L, V) behind the tokens whose places in the batch are ``last`` (L).
 
         Parameters: ``cache`` (layers, 2, blocks, block_size, K, d): the keys and values of the
-        batch's tokens are written into it.
+        batch's tokens are written into it; ``last`` may be a slice: all of them, say.
         """
         hidden = F.embedding(batch.tokens, self.embed_tokens)  # (N, D)
         rotation = turn(batch.positions, self.frequencies, hidden.dtype)
@@ -180,29 +178,28 @@ class PagedLayer(nn.Module):
 
     def weights(self) -> dict[str, Tensor]:
         """Return every weight by its published name behind that of the layer."""
-        d, width = self.head_dim, self.down_proj.shape[1]
-        qkv = (self.num_q_heads * d, self.num_kv_heads * d, self.num_kv_heads * d)
-        fused = {
-            "qkv_proj": ("self_attn", ("q_proj", "k_proj", "v_proj"), qkv),
-            "o_proj": ("self_attn", ("o_proj",), (len(self.o_proj),)),
-            "gate_up_proj": ("mlp", ("gate_proj", "up_proj"), (width, width)),
-            "down_proj": ("mlp", ("down_proj",), (len(self.down_proj),)),
+        q, kv = self.num_q_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        hidden, width = self.down_proj.shape
+        parts = {
+            "qkv_proj": {"self_attn.q_proj": q, "self_attn.k_proj": kv, "self_attn.v_proj": kv},
+            "o_proj": {"self_attn.o_proj": hidden},
+            "gate_up_proj": {"mlp.gate_proj": width, "mlp.up_proj": width},
+            "down_proj": {"mlp.down_proj": hidden},
         }
         found = {
             "input_layernorm.weight": self.input_norm,
             "post_attention_layernorm.weight": self.post_attention_norm,
+            "self_attn.q_norm.weight": self.q_norm,
+            "self_attn.k_norm.weight": self.k_norm,
         }
-        for name, (home, parts, sizes) in fused.items():
-            for kind, own in (("weight", name), ("bias", f"{name}_bias")):
+        for fused, sizes in parts.items():
+            for kind, own in (("weight", fused), ("bias", f"{fused}_bias")):
                 whole = getattr(self, own)
-                for part, view in zip(parts, () if whole is None else whole.split(sizes)):  # noqa: B905
-                    found[f"{home}.{part}.{kind}"] = view
-        if self.q_norm is not None:
-            found |= {
-                "self_attn.q_norm.weight": self.q_norm,
-                "self_attn.k_norm.weight": self.k_norm,
-            }
-        return found
+                if whole is not None:
+                    names = [f"{part}.{kind}" for part in sizes]
+                    views = whole.split(tuple(sizes.values()))
+                    found |= dict(zip(names, views, strict=True))
+        return {name: weight for name, weight in found.items() if weight is not None}
 
     def forward(
         self,

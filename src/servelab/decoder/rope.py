@@ -64,7 +64,7 @@ class Rope:
     scaling: Llama3Scaling | None = None
 
     def __post_init__(self) -> None:
-        check_positive("rope_theta", self.theta)
+        object.__setattr__(self, "theta", check_positive("rope_theta", self.theta))
 
     def frequencies(
         self,
@@ -72,8 +72,12 @@ class Rope:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> Tensor:
-        """Return the angle by which each pair turns from a position to the next, (d/2)."""
-        exponents = torch.arange(0, head_dim, 2, device=device, dtype=dtype) / head_dim  # (d/2)
+        """Return the angle by which each pair turns from a position to the next, (d/2).
+
+        In ``dtype`` or float32, whichever is wider.
+        """
+        wide = torch.promote_types(dtype, torch.float32)
+        exponents = torch.arange(0, head_dim, 2, device=device, dtype=wide) / head_dim  # (d/2)
         plain = 1 / self.theta**exponents  # (d/2)
         if self.scaling is None:
             return plain
@@ -85,8 +89,7 @@ class Rope:
 
     def rotation(self, positions: Tensor, head_dim: int, dtype: torch.dtype) -> Rotation:
         """Return what ``rotate`` needs for tokens at ``positions`` (T), in ``dtype``."""
-        wide = torch.promote_types(dtype, torch.float32)
-        return turn(positions, self.frequencies(head_dim, wide, positions.device), dtype)
+        return turn(positions, self.frequencies(head_dim, dtype, positions.device), dtype)
 
 
 def turn(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Rotation:

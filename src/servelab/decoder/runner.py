@@ -22,9 +22,9 @@ from servelab.decoder.attention import AttentionBackend, ReferenceAttention, Ste
 from servelab.decoder.checkpoint import Checkpoint
 from servelab.decoder.compiled import CompiledDecode
 from servelab.decoder.graphs import DecodeGraphs
-from servelab.decoder.kv_store import KvStore
+from servelab.decoder.kv_store import KvStore, transfer
 from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder, dtype_of
-from servelab.decoder.sampler import Draws, sample
+from servelab.decoder.sampler import Draw, sample
 from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import PoolShape
 from servelab.serving.plan import Plan, RunnerLost, StepResult, Tokenizer
@@ -77,7 +77,6 @@ class TorchRunner:
             raise ValueError("compile packs the weights itself: leave them as they are")
         self._compiled = CompiledDecode(model) if compile else None
         self._graphs: DecodeGraphs | None = None
-        self._tables = DeviceTables(1, self.device)
 
     @classmethod
     def from_pretrained(
@@ -141,7 +140,7 @@ class TorchRunner:
         if self.attention.name == "triton":  # the other reads lengths on the host
             longest = min(shape.num_slots, self.spec.max_context_tokens or shape.num_slots)
             self._graphs = DecodeGraphs(
-                self._every_row,
+                lambda batch: self._forward(batch, slice(None)),
                 max_rows=_MAX_GRAPH_ROWS,
                 table_width=shape.blocks_for(longest),
                 block_size=shape.block_size,
@@ -161,17 +160,17 @@ class TorchRunner:
     def execute(self, plan: Plan) -> StepResult:
         """Carry out one step.
 
-        Raises: ``ValueError`` for a token id that is not in the vocabulary, and logits that are not
-        finite; ``RunnerTaken`` for tables of another pool than the last that was bound, before
-        anything is written; ``RunnerLost`` after a CUDA fault.
+        Raises: ``ValueError`` for logits that are not finite; ``RunnerTaken`` for tables of another
+        pool than the last that was bound, before anything is written; ``RunnerLost`` after a CUDA
+        fault.
         """
         start, store = perf_counter(), self.store
         plan.check_pool(store.shape)
         try:
             with torch.inference_mode():
-                store.swap_out(plan.swap_out)
-                store.copy(plan.copies)
-                store.swap_in(plan.swap_in)
+                transfer(store.data, store.swap, plan.swap_out)
+                transfer(store.data, store.data, plan.copies)
+                transfer(store.swap, store.data, plan.swap_in)
                 tokens, logprobs = self._run(plan)
         except Exception as error:
             self._tables.forget()  # of what was noted, nobody knows how much was sent
@@ -194,8 +193,7 @@ class TorchRunner:
         if not rows:
             return tokens, None
         batch, last, draws = self._stage([rows[index] for index in order])
-        logits = self.logits(batch, last)
-        drawn, reports = sample(logits, draws)
+        drawn, reports = sample(self.logits(batch, last), draws)
         logprobs: list[list[dict[int, float]] | None] = [None] * len(rows)
         place = 0
         for index in order:
@@ -208,19 +206,17 @@ class TorchRunner:
 
     def logits(self, batch: StepBatch, last: Tensor) -> Tensor:
         """Return the logits (L, V) behind the tokens at the places ``last`` (L) of a batch."""
-        if self._graphs is not None and len(last) == len(batch.rows):
-            return self._graphs.run(batch)
-        if self._compiled is not None and len(last) == len(batch.tokens):  # decode rows only
-            return self._compiled.logits(batch, self.store.data, self.attention)
-        logits: Tensor = self.model.forward(batch, self.store.data, self.attention, last)
-        return logits
+        if len(last) == len(batch.tokens):  # decode rows only
+            if self._graphs is not None:
+                return self._graphs.run(batch)
+            if self._compiled is not None:
+                return self._compiled.logits(batch, self.store.data, self.attention)
+        return self._forward(batch, last)
 
-    def _every_row(self, batch: StepBatch) -> Tensor:
-        """Return the logits (R, V) behind the last token of every row."""
-        last = batch.query_starts[1:].long() - 1  # (R)
+    def _forward(self, batch: StepBatch, last: Tensor | slice) -> Tensor:
         return self.model.forward(batch, self.store.data, self.attention, last)
 
-    def _stage(self, rows: SequenceOf[_Fields]) -> tuple[StepBatch, Tensor, Draws]:
+    def _stage(self, rows: SequenceOf[_Fields]) -> tuple[StepBatch, Tensor, list[Draw]]:
         """Return a step's tensors, the places to draw from, and what to draw there."""
         tables = self._tables
         tokens: list[int] = []
@@ -228,51 +224,42 @@ class TorchRunner:
         slots: list[int] = []
         table_rows: list[int] = []
         last: list[int] = []
-        draws = Draws()
-        pairs = [(new, cached) for _, new, cached, _ in rows]
+        draws: list[Draw] = []
+        sequences, new_tokens, cached_tokens, _ = zip(*rows, strict=True)
+        pairs = list(zip(new_tokens, cached_tokens, strict=True))
         contexts = [new + cached for new, cached in pairs]
-        longest = max(contexts)
-        width = self.store.shape.blocks_for(longest)
-        held = [table_of(sequence) for sequence, *_ in rows]
+        width = self.store.shape.blocks_for(max(contexts))
+        held = [table_of(sequence) for sequence in sequences]
         tables.begin([table.id for table in held], width)
         for (sequence, new, cached, samples), table in zip(rows, held, strict=True):
-            if new == 1:
-                slot = table.slot(cached)
-                slots.append(slot)
-                table_rows.append(tables.place_one(table, cached, slot))
+            if new == 1:  # as nearly always; a list of one takes three times as long
                 tokens.append(sequence.token_ids[cached])
                 positions.append(cached)
+                slots.append(table.slot(cached))
             else:
-                own = table.slots(cached, cached + new)
-                slots.extend(own)
-                table_rows.append(tables.place(table, cached, own))
-                tokens.extend(sequence.token_ids[cached : cached + new])
-                positions.extend(range(cached, cached + new))
+                tokens += sequence.token_ids[cached : cached + new]
+                positions += range(cached, cached + new)
+                slots += table.slots(cached, cached + new)
+            table_rows.append(tables.place(table, cached, cached + new, slots[-1]))
             if samples:
                 last.append(len(tokens) - 1)
-                draws.add(sequence.request.params, samples)
-        for token in (min(tokens), max(tokens)):  # on a GPU a wrong one would be the end
-            if not 0 <= token < self.spec.vocab_size:
-                raise ValueError(
-                    f"token id {token} is not in the vocabulary, 0 to {self.spec.vocab_size - 1}"
-                )
-        starts = [0, *accumulate(new for new, _ in pairs)]
-        per_row = [table_rows, starts, contexts, last]
-        per_token = [tokens, positions, slots]
-        sent = upload(self.device, [tables.places, tables.blocks, *per_row, *per_token])
+                draws.append((sequence.request.params, samples))
+        starts = [0, *accumulate(new_tokens)]
+        per_token, per_row = [tokens, positions, slots], [table_rows, starts, contexts, last]
+        sent = upload(self.device, [tables.places, tables.blocks, *per_token, *per_row])
         tables.write(*sent[:2])
-        of_table, query_starts, context_lens, last_places = sent[2:6]
-        new_tokens, new_positions, new_slots = sent[6:]
+        token_ids, at, written = sent[2:5]
+        of_table, query_starts, context_lens, last_places = sent[5:]
         batch = StepBatch(
-            tokens=new_tokens,
-            positions=new_positions,
-            slots=new_slots,
+            tokens=token_ids,
+            positions=at,
+            slots=written,
             block_tables=tables.entries[:, :width].index_select(0, of_table),  # (R, W)
             query_starts=query_starts.to(torch.int32),
             context_lens=context_lens.to(torch.int32),
             rows=pairs,
-            max_new_tokens=max(new for new, _ in pairs),
-            max_context_len=longest,
+            max_new_tokens=max(new_tokens),
+            max_context_len=max(contexts),
         )
         return batch, last_places, draws
 

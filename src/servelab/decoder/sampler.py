@@ -6,7 +6,7 @@ tokens in the order of their ids: a row's uniform number u in [0, 1) draws the f
 which the probabilities add up to more than u. That number comes a long way, so that a token's draw
 does not depend on its batch: ``serving.params.uniform`` makes it from seed, child and position,
 ``Sequence.draws`` asks for those of a sequence, the plan carries them in ``Row.samples``,
-``Draws.add`` collects them over the rows of a step, ``invert`` uses them.
+``invert`` uses them.
 
 Assumes: the step's rows differ in their parameters: every parameter is a tensor with one entry per
 row, and no row's result depends on another row.
@@ -17,7 +17,6 @@ Ignores: penalties, minimum probability, grammars.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,93 +24,68 @@ from torch import Tensor
 from servelab.decoder.staging import upload
 from servelab.serving.params import SamplingParams
 
+# What to draw from one row of logits: its parameters, and a uniform number for each sample.
+Draw = tuple[SamplingParams, tuple[float, ...]]
+
 # Shapes below: L rows of logits, V vocabulary, P samples (more than rows where n > 1), C samples
-# drawn by chance, F of them with a filter, A rows that ask for log-probabilities, T tops of each.
+# drawn by chance, F of them with a filter, A samples with log-probabilities, T tops of each.
 
 
-@dataclass
-class Draws:
-    """What is drawn in one step, as lists of plain numbers for one transfer to the device.
-
-    >>> draws = Draws()
-    >>> draws.add(SamplingParams(temperature=0), (0.0,))
-    >>> draws.add(SamplingParams(top_k=5, n=2, logprobs=3), (0.25, 0.5))
-    >>> draws.row, draws.chance, draws.filtered, draws.asked, draws.num_tops
-    ([0, 1, 1], [1, 2], [0, 1], [1], [3])
-    """
-
-    num_rows: int = 0
-    row: list[int] = field(default_factory=list)  # of each sample, among the logits
-    chance: list[int] = field(default_factory=list)  # samples not drawn greedily
-    uniform: list[float] = field(default_factory=list)  # number that draws each of those
-    temperature: list[float] = field(default_factory=list)
-    filtered: list[int] = field(default_factory=list)  # those of them with a filter
-    top_k: list[int] = field(default_factory=list)  # of each of those, 0: all
-    top_p: list[float] = field(default_factory=list)
-    asked: list[int] = field(default_factory=list)  # rows that report log-probabilities
-    num_tops: list[int] = field(default_factory=list)  # of each of those
-    reported: list[int] = field(default_factory=list)  # samples of the asked rows
-    reporter: list[int] = field(default_factory=list)  # their rows' places among the asked
-
-    def add(self, params: SamplingParams, uniforms: Sequence[float]) -> None:
-        """Add the next row of logits, with one uniform number for each sample of it."""
-        row, first, count = self.num_rows, len(self.row), len(uniforms)
-        self.num_rows += 1
-        self.row.extend([row] * count)
-        if params.logprobs is not None:
-            self.reported.extend(range(first, first + count))
-            self.reporter.extend([len(self.asked)] * count)
-            self.asked.append(row)
-            self.num_tops.append(params.logprobs)
-        if params.temperature == 0:
-            return
-        if params.top_k or params.top_p < 1:
-            self.filtered.extend(range(len(self.chance), len(self.chance) + count))
-            self.top_k.extend([params.top_k] * count)
-            self.top_p.extend([params.top_p] * count)
-        self.chance.extend(range(first, first + count))
-        self.uniform.extend(uniforms)
-        self.temperature.extend([params.temperature] * count)
-
-
-def sample(logits: Tensor, draws: Draws) -> tuple[list[int], dict[int, dict[int, float]]]:
+def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], dict[int, dict[int, float]]]:
     """Return a token per sample, and log-probabilities by sample, where its row asks for them.
 
     One copy to the host, whatever is asked.
 
-    Parameters: ``logits`` (L, V) in the order in which the rows were added.
+    Parameters: ``logits`` (L, V); ``draws`` one for each row of them.
     Returns: tokens; and a mapping from token to log-probability (natural, before temperature and
     filters): of the drawn token, then of the most likely ones.
     Raises: ``ValueError`` where the largest logit of a row is no finite number: NaN, or overflow.
 
-    >>> draws = Draws()
-    >>> draws.add(SamplingParams(temperature=0, logprobs=1), (0.0,))
-    >>> sample(torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log(), draws)
+    >>> halves = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
+    >>> sample(halves, [(SamplingParams(temperature=0, logprobs=1), (0.0,))])
     ([0], {0: {0: -0.6931471805599453}})
     """
     vocabulary = logits.shape[1]  # as a token: none, since the row is no distribution
     top, best = logits.max(-1)  # (L): of equal ones the first; argmax is slower on a CPU
     best = torch.where(top < torch.inf, best, vocabulary)  # (L)
-    if not (draws.chance or draws.asked) and len(draws.row) == draws.num_rows:
-        return _known(best.tolist(), vocabulary), {}
-    row, chance, filtered, top_k, *report, uniform, temperature, top_p = upload(
+    if all(own.temperature == 0 and own.logprobs is None for own, _ in draws):
+        likely = _known(best.tolist(), vocabulary)
+        return [token for token, (_, own) in zip(likely, draws, strict=True) for _ in own], {}
+    rows = [row for row, (_, uniforms) in enumerate(draws) for _ in uniforms]  # of each sample
+    params = [params for params, uniforms in draws for _ in uniforms]  # of each sample
+    uniforms = [uniform for _, uniforms in draws for uniform in uniforms]
+    by_chance = [place for place, own in enumerate(params) if own.temperature > 0]
+    heated = [params[place] for place in by_chance]
+    limited = [place for place, own in enumerate(heated) if own.top_k or own.top_p < 1]
+    asking = [place for place, own in enumerate(params) if own.logprobs is not None]
+    counts = [params[place].logprobs or 0 for place in asking]
+    row, chance, filtered, top_k, asked, num_tops, uniform, temperature, top_p = upload(
         logits.device,
+        [rows, by_chance, limited, [heated[place].top_k for place in limited], asking, counts],
         [
-            *(draws.row, draws.chance, draws.filtered, draws.top_k),
-            *(draws.asked, draws.num_tops, draws.reported, draws.reporter),
+            [uniforms[place] for place in by_chance],
+            [own.temperature for own in heated],
+            [heated[place].top_p for place in limited],
         ],
-        [draws.uniform, draws.temperature, draws.top_p],
     )
     tokens = best[row]  # (P)
-    if draws.chance:
+    if by_chance:
         scaled = temper(logits[row[chance]], temperature)  # (C, V)
-        if draws.filtered:
+        if limited:
             kept = keep_likely(scaled[filtered], top_k, top_p)  # (F, V)
             scaled.index_copy_(0, filtered, kept)
         tokens.index_copy_(0, chance, invert(scaled, uniform))
-    if not draws.asked:
+    if not asking:
         return _known(tokens.tolist(), vocabulary), {}
-    return _report(tokens, logits, draws, report)
+    found = most_likely(logits[row[asked]], tokens[asked], num_tops, max(counts))  # (A, 1 + 2 T)
+    numbers = torch.cat((tokens.double(), found.flatten())).cpu()
+    ids = _known(numbers[: len(tokens)].long().tolist(), vocabulary)
+    reports = {}
+    for place, own in zip(asking, numbers[len(tokens) :].view(found.shape).tolist(), strict=True):
+        pairs = zip(map(int, own[1::2]), own[2::2], strict=True)
+        ordered = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
+        reports[place] = {ids[place]: own[0]} | dict(ordered[: params[place].logprobs])
+    return ids, reports
 
 
 def temper(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -132,26 +106,14 @@ def keep_likely(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     >>> keep_likely(halves, torch.tensor([2]), torch.tensor([1.0])).exp()
     tensor([[0.5000, 0.2500, 0.0000]])
     """
-    falling = scaled.sort(-1, descending=True).values  # (F, V)
+    falling, token = scaled.sort(dim=-1, descending=True, stable=True)  # (F, V): ties by their ids
     rank = torch.arange(scaled.shape[1], device=scaled.device)  # (V)
     kept = (rank < top_k[:, None]) | (top_k[:, None] == 0)  # (F, V)
     weight = falling.double().exp() * kept  # (F, V)
     total = weight.cumsum(-1)  # (F, V)
     before = total - weight  # (F, V): of all more likely ones
     kept &= (before < top_p[:, None] * total[:, -1:]) | (top_p[:, None] == 1)
-    count = kept.sum(-1).clamp(min=1)  # (F): of NaN none would be kept
-    return scaled.masked_fill(~largest(scaled, falling, count), -torch.inf)
-
-
-def largest(x: Tensor, falling: Tensor, count: Tensor) -> Tensor:
-    """Return which of each row's entries (F, V) are its ``count`` (F) largest, ties from the left.
-
-    Parameters: ``falling`` the largest entries in order, (F, at least the largest count).
-    """
-    least = falling.gather(-1, count[:, None] - 1)  # (F, 1)
-    above, equal = x > least, x == least  # (F, V)
-    wanted = count[:, None] - above.sum(-1, keepdim=True)  # (F, 1) of the equal ones
-    return above | (equal & (equal.cumsum(-1) <= wanted))
+    return scaled.masked_fill(~kept.scatter(-1, token, kept), -torch.inf)
 
 
 def invert(scaled: Tensor, uniform: Tensor) -> Tensor:
@@ -169,36 +131,36 @@ def invert(scaled: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(total, point, right=True)[:, 0]
 
 
+def most_likely(logits: Tensor, drawn: Tensor, num_tops: Tensor, most: int) -> Tensor:
+    """Return log-probabilities (A, 1 + 2 T): the drawn token's; then tokens and theirs, in turn.
+
+    Parameters: ``logits`` (A, V); ``drawn`` tokens (A); ``num_tops`` (A) tokens asked for, of which
+    ``most`` are the most; what stands beyond those of a row is no token of its tops.
+    """
+    vocabulary = logits.shape[1]
+    most = min(max(most, 1), vocabulary)  # T
+    logprobs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)  # (A, V)
+    own = logprobs.gather(-1, drawn.clamp(max=vocabulary - 1)[:, None])  # (A, 1)
+    falling = logprobs.topk(most).values  # (A, T): the values are right, of ties any
+    chosen = largest(logprobs, falling, num_tops.clamp(1, vocabulary))  # (A, V)
+    tops = logprobs.masked_fill(~chosen, -torch.inf).topk(most)  # (A, T)
+    pairs = torch.stack((tops.indices.double(), tops.values.double()), dim=-1)  # (A, T, 2)
+    return torch.cat((own.double(), pairs.flatten(1)), dim=1)
+
+
+def largest(x: Tensor, falling: Tensor, count: Tensor) -> Tensor:
+    """Return which of each row's entries (F, V) are its ``count`` (F) largest, ties from the left.
+
+    Parameters: ``falling`` the largest entries in order, (F, at least the largest count).
+    """
+    least = falling.gather(-1, count[:, None] - 1)  # (F, 1)
+    above, equal = x > least, x == least  # (F, V)
+    wanted = count[:, None] - above.sum(-1, keepdim=True)  # (F, 1) of the equal ones
+    return above | (equal & (equal.cumsum(-1) <= wanted))
+
+
 def _known(tokens: list[int], vocabulary: int) -> list[int]:
     """Return the tokens if each is one."""
     if tokens and max(tokens) >= vocabulary:
         raise ValueError("the model's logits are not finite: NaN, or beyond its number format")
     return tokens
-
-
-def _report(
-    tokens: Tensor, logits: Tensor, draws: Draws, sent: list[Tensor]
-) -> tuple[list[int], dict[int, dict[int, float]]]:
-    """Return what ``sample`` does, where log-probabilities are asked for; ``sent`` of ``draws``."""
-    asked, num_tops, reported, reporter = sent
-    vocabulary, most = logits.shape[1], max(draws.num_tops)
-    most = min(max(most, 1), vocabulary)
-    logprobs = logits[asked].to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    drawn = logprobs[reporter, tokens[reported].clamp(max=vocabulary - 1)]  # (reported)
-    tops = logprobs.topk(most, dim=-1)  # (A, T): the values are right, ties are not
-    chosen = largest(logprobs, tops.values, num_tops.clamp(1, vocabulary))  # (A, V)
-    tops = logprobs.masked_fill(~chosen, -torch.inf).topk(most, dim=-1)  # (A, T)
-    parts = (tokens, drawn, tops.indices.flatten(), tops.values.flatten())
-    numbers = torch.cat([part.double() for part in parts]).tolist()
-    ids = _known([int(number) for number in numbers[: len(tokens)]], vocabulary)
-    ends = len(tokens), len(tokens) + len(draws.reported)
-    found, likely = numbers[ends[0] : ends[1]], numbers[ends[1] :]
-    half = len(likely) // 2
-    answers: dict[int, dict[int, float]] = {}
-    for sample_index, place, logprob in zip(draws.reported, draws.reporter, found, strict=True):
-        span = slice(place * most, (place + 1) * most)
-        pairs = zip(likely[:half][span], likely[half:][span], strict=True)
-        ordered = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[: draws.num_tops[place]]
-        answers[sample_index] = {ids[sample_index]: logprob}
-        answers[sample_index] |= {int(token): value for token, value in ordered}
-    return ids, answers

@@ -57,7 +57,7 @@ class DeviceTables:
     >>> table.append(6)
     []
     >>> tables.begin([table.id], width=2)
-    >>> row = tables.place(table, first_new=0, slots=table.slots())
+    >>> row = tables.place(table, 0, 6, last_slot=table.slot(5))
     >>> tables.write(*upload(tables.entries.device, [tables.places, tables.blocks]))
     >>> tables.entries[row].tolist()
     [1, 2, 0, 0]
@@ -92,33 +92,23 @@ class DeviceTables:
             used = {row for row, *_ in self._rows.values()}
             self._free = [row for row in range(rows) if row not in used]
 
-    def place_one(self, table: BlockTable, position: int, slot: int) -> int:
-        """Do as ``place`` for one new token; nearly always its block is there already."""
-        block, begin = slot // self.block_size, position // self.block_size
-        row, end, last = self._rows.get(table.id, (-1, 0, NULL_BLOCK))
-        if end == begin + 1 and last == block:
-            return row
-        return self.place(table, position, [slot])
-
-    def place(self, table: BlockTable, first_new: int, slots: list[int]) -> int:
+    def place(self, table: BlockTable, start: int, stop: int, last_slot: int) -> int:
         """Return the row of a table; note which of its entries have to be written.
 
-        Parameters: ``first_new`` position of the first token that this step computes; ``slots`` of
-        that token and those behind it.
+        Parameters: ``start`` to before ``stop``, the positions that this step computes;
+        ``last_slot`` that of the last of them.
         """
-        size, width = self.block_size, self.entries.shape[1]
-        begin = first_new // size
-        row, stale, _ = self._rows.get(table.id, (-1, width, NULL_BLOCK))
+        size = self.block_size
+        begin, end, block = start // size, (stop - 1) // size + 1, last_slot // size
+        row, sent, last = self._rows.get(table.id, (-1, 0, NULL_BLOCK))
+        if sent == end == begin + 1 and last == block:
+            return row  # as nearly always for one new token: its block is there already
+        width = self.entries.shape[1]
         if row < 0:  # nothing is known of the row it gets, to its end
-            slots = table.slots(0, first_new + len(slots))
-            row, begin, first_new = self._free.pop(), 0, 0
-        # One slot of each block: the first, and then where the next blocks begin.
-        blocks = [slot // size for slot in (slots[0], *slots[size - first_new % size :: size])]
-        end = begin + len(blocks)
-        self.places.extend(range(row * width + begin, row * width + max(end, stale)))
-        self.blocks.extend(blocks)
-        self.blocks.extend([NULL_BLOCK] * (stale - end))
-        self._rows[table.id] = row, end, blocks[-1]
+            row, begin, sent = self._free.pop(), 0, width
+        self.places.extend(range(row * width + begin, row * width + max(end, sent)))
+        self.blocks.extend((*table.blocks[begin:end], *[NULL_BLOCK] * (sent - end)))
+        self._rows[table.id] = row, end, block
         return row
 
     def write(self, places: Tensor, blocks: Tensor) -> None:
