@@ -274,8 +274,10 @@ def _expect(config: Mapping[str, Any], key: str, *known: object) -> None:
     """Refuse a key's value unless it is known; None stands for a key that is not there."""
     value = config.get(key)
     if value not in known:
-        names = ", ".join(map(str, known))
-        raise UnsupportedConfig(key, f"{value!r} is not decoded here; known: {names}")
+        names = ", ".join(str(one) for one in known if one is not None)
+        raise UnsupportedConfig(
+            key, f"{value!r} is not decoded here{names and f'; known: {names}'}"
+        )
 
 
 def _agreed(key: str, one: Any, other: Any, default: Any) -> Any:
