@@ -93,7 +93,7 @@ MUTANTS = (
         "scheduler.py",
         "test_b44",
         _CONTINUE,
-        "tuple((number + len(samples) / 9) % 1 for number in sequence.draws()) "
+        "tuple((number + len(plan.rows) / 9) % 1 for number in sequence.draws()) "
         "if new == pending else ()",
     ),
     Mutant.of(
@@ -154,7 +154,7 @@ MUTANTS = (
         "held sequences keep their blocks from those that wait",
         "scheduler.py",
         "test_a_held_beam_gives_way",
-        "while self.waiting and self.running and not plan.sequences:",
+        "while self.waiting and self.running and not plan.rows:",
         "while False:",
     ),
     Mutant.of(
@@ -457,8 +457,8 @@ MUTANTS = (
         "a fault ends the first request of the step only",
         "engine.py",
         "test_a_runner_that_raises",
-        "sequence.request for sequence in plan.sequences",
-        "sequence.request for sequence in plan.sequences[:1]",
+        "sequence.request for sequence, *_ in plan.rows",
+        "sequence.request for sequence, *_ in plan.rows[:1]",
     ),
     Mutant.of(
         "victims whose blocks never reached the CPU are swapped in",
@@ -472,7 +472,7 @@ MUTANTS = (
         "engine.py",
         "test_a_lost_runner",
         "requests = self.unfinished\n",
-        "requests = list(dict.fromkeys(sequence.request for sequence in plan.sequences))\n",
+        "requests = list(dict.fromkeys(sequence.request for sequence, *_ in plan.rows))\n",
     ),
     Mutant.of(
         "a stream that nobody read is not aborted",

@@ -994,7 +994,7 @@ def test_a_runner_that_raises_at_any_point_costs_the_requests_of_its_step_only()
                 failed += [answer for answer in engine.step() if answer.error]
             (broken_plan,) = broken
             assert failed
-            ended = dict.fromkeys(row.sequence.request for row in broken_plan.rows)
+            ended = dict.fromkeys(sequence.request for sequence, *_ in broken_plan.rows)
             assert [answer.request_id for answer in failed] == [request.id for request in ended]
             for request in requests:
                 if request in ended:

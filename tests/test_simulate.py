@@ -21,7 +21,6 @@ from servelab.serving import (
     Plan,
     Request,
     RooflineRunner,
-    Row,
     SamplingParams,
     Sequence,
     beam_search,
@@ -331,7 +330,7 @@ def test_copies_and_swaps_are_priced():
     block_bytes = 16 * SPEC.kv_bytes_per_token()
     engine = Engine(RooflineRunner(SPEC, CHIP), num_blocks=100)
     (sequence,) = engine.add([1, 2, 3]).sequences
-    row = Row(sequence, 3, 0, (0.5,))
+    row = (sequence, 3, 0, (0.5,))
     plain = runner.execute(Plan([row])).seconds
     copied = runner.execute(Plan([row], copies=[(1, 2), (3, 4)])).seconds
     swapped = runner.execute(Plan([row], swap_in=[(1, 2)], swap_out=[(3, 4), (5, 6)])).seconds

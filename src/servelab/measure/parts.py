@@ -103,7 +103,7 @@ class StepRunner(TorchRunner):
             (sequence,) = request.sequences
             sequence.table = BlockTable(pool)
             sequence.table.append(context)
-            self.plan.append(sequence, new, context - new, (0.0,))
+            self.plan.rows.append((sequence, new, context - new, (0.0,)))
         return self
 
     def step(self) -> StepResult:
@@ -243,10 +243,10 @@ class _InstantRunner:
         return 0
 
     def bind(self, shape: PoolShape, num_swap_blocks: int = 0) -> None:
-        """There is nothing to make room for."""
+        self.shape = shape
 
     def execute(self, plan: Plan) -> StepResult:
-        return StepResult([(0,) * len(samples) for samples in plan.samples], 0.0)
+        return StepResult([(0,) * len(row[3]) for row in plan.rows], 0.0)
 
 
 def bookkeeping(spec: ModelSpec, rows: int, new: int) -> Callable[[], Work]:

@@ -20,7 +20,7 @@ from servelab.serving.commit import check_result, commit
 from servelab.serving.events import Planned, Stepped, Submitted
 from servelab.serving.limits import Limits, Prompt, fitting_blocks
 from servelab.serving.params import SamplingParams, check_seed, request_seed
-from servelab.serving.plan import Plan, Runner, RunnerLost, RunnerTaken
+from servelab.serving.plan import Plan, Runner, RunnerLost
 from servelab.serving.request import Accepted, FinishReason, Request, RequestOutput
 from servelab.serving.scheduler import Scheduler, Sink
 from servelab.units import check_flag, check_number, check_share
@@ -232,8 +232,8 @@ class Engine:
         Where the runner raises, the requests of the step finish as "error", with the message, and
         release what they held; all others go on. Where anything else raises, a sink or an interrupt
         (Ctrl-C), nobody knows which block holds what: the engine closes, and forgets its requests.
-        Raises: ``EngineClosed`` once the runner is lost, or a step has been left in the middle, and
-        at once where another engine has taken the runner; ``RuntimeError`` in the middle of a step.
+        Raises: ``EngineClosed`` once the runner is lost, a step has been left in the middle, or
+        another engine has taken the runner; ``RuntimeError`` in the middle of a step.
         """
         self._check_open()
         if self._in_step:
@@ -251,14 +251,12 @@ class Engine:
                 self._end(self._aborts.pop(), "abort")
         if fault is not None and not isinstance(fault, Exception):
             raise fault
-        if isinstance(fault, RunnerTaken):  # the caller's mistake: no answer could say it as well
-            raise EngineClosed(self._closed) from fault
         return [self.output(request) for request in ended]
 
     def _step(self) -> tuple[list[Request], BaseException | None]:
         """Compute one step; return the requests that it ended, and what the runner raised."""
         plan = self.scheduler.schedule()
-        if not plan.sequences:
+        if not plan.rows:
             return [], None
         if self.sink is not None:
             self.sink(Planned.of(self.counters.steps, plan, len(self.scheduler.waiting)))
@@ -282,7 +280,7 @@ class Engine:
             self._closed = f"the runner was lost: {message}"
             requests = self.unfinished
         else:
-            requests = list(dict.fromkeys(sequence.request for sequence in plan.sequences))
+            requests = list(dict.fromkeys(sequence.request for sequence, *_ in plan.rows))
         for sequence in self.scheduler.swapped_out:  # their blocks may not have reached the CPU
             self.scheduler.recompute(sequence)
         for request in requests:
@@ -306,5 +304,7 @@ class Engine:
                 self.scheduler.finish(sequence, reason)
 
     def _check_open(self) -> None:
+        if self.runner.shape is not self.scheduler.pool.shape:
+            raise EngineClosed("the runner is taken: another engine was made with it since")
         if self._closed is not None:
             raise EngineClosed(self._closed)

@@ -107,11 +107,11 @@ class Scheduler:
         # once: what it computed is still in the prefix cache, and blocks that others hold too cost
         # it nothing.
         budget = self._admit(plan, self._continue_running(plan))
-        while self.waiting and self.running and not plan.sequences:  # all that have blocks are held
+        while self.waiting and self.running and not plan.rows:  # all that have blocks are held
             self._preempt(plan)
             budget = self._admit(plan, budget)
         counters = self.counters
-        counters.steps += bool(plan.sequences)
+        counters.steps += bool(plan.rows)
         counters.computed_tokens += self.max_num_batched_tokens - budget
         counters.copied_blocks += len(plan.copies)
         counters.swapped_out_blocks += len(plan.swap_out)
@@ -121,8 +121,6 @@ class Scheduler:
     def _continue_running(self, plan: Plan) -> int:
         """Plan a row for each that runs, oldest first; return what is left of the budget."""
         budget, seats, runs = self.max_num_batched_tokens, self.max_num_seqs, State.RUNNING
-        sequences, new_tokens = plan.sequences, plan.new_tokens
-        cached_tokens, samples = plan.cached_tokens, plan.samples
         for sequence in tuple(self.running):  # pre-emption takes from the list
             if not budget or not seats:
                 break
@@ -134,10 +132,8 @@ class Scheduler:
             new = pending if pending < budget else budget
             if not table.fill(new) and not self._grow(sequence, table, new, plan):
                 break  # it was the youngest itself, so nobody is behind it
-            sequences.append(sequence)
-            new_tokens.append(new)
-            cached_tokens.append(cached)
-            samples.append((sequence.certain or sequence.draws()) if new == pending else ())
+            samples = (sequence.certain or sequence.draws()) if new == pending else ()
+            plan.rows.append((sequence, new, cached, samples))
             budget -= new
             seats -= 1
         return budget
@@ -171,8 +167,8 @@ class Scheduler:
             insort(self.running, self.waiting.popleft(), key=_rank)
             sequence.state = State.RUNNING
             cached, table = sequence.num_computed_tokens, table_of(sequence).id
-            draws = sequence.draws() if cached + new == len(sequence.token_ids) else ()
-            plan.append(sequence, new, cached, draws)
+            samples = sequence.draws() if cached + new == len(sequence.token_ids) else ()
+            plan.rows.append((sequence, new, cached, samples))
             budget -= new
             seats -= sequence.seats
             self._emit(Admitted, sequence, table=table, cached_tokens=cached, back_from=back_from)
