@@ -14,7 +14,7 @@ from servelab.decoder import DenseDecoder, PagedDecoder, TorchRunner
 from servelab.decoder.attention import StepBatch
 from servelab.paging import BlockPool, BlockTable, Copy
 from servelab.serving import Plan, Request, SamplingParams
-from servelab.serving.request import Accepted, Sequence
+from servelab.serving.request import Sequence
 from tests.tiny import CONFIGS, pair
 
 GREEDY = SamplingParams(temperature=0)
@@ -87,8 +87,8 @@ class World:
 
     def add(self, tokens: SequenceOf[int], params: SamplingParams = GREEDY) -> Sequence:
         number = len(self.sequences)
-        accepted = Accepted(None, tuple(tokens), params, max_tokens=99)
-        request = Request(f"r{number}", number, accepted, seed=7 * number, stops=(), namespace={})
+        request = Request(None, tuple(tokens), params, max_tokens=99, id=f"r{number}")
+        request.arrival, request.seed = number, 7 * number
         sequence = request.sequences[0]
         sequence.table = BlockTable(self.pool)
         self.sequences.append(sequence)

@@ -338,6 +338,17 @@ class CheckedEngine(Engine):
         replay(changes, self._states[0])
 
 
+def longest(engine: Engine) -> int:
+    """How many tokens a sequence can have, by the model's context and the whole pool."""
+    return 1 + engine.limits.room(1, None)
+
+
+def steered(request: Request) -> Request:
+    """A request whose tokens a driver chooses from now on."""
+    request.steered = True
+    return request
+
+
 def tokens_of(request: Request) -> list[list[int]]:
     return [branch.output_token_ids for branch in request.sequences]
 

@@ -193,7 +193,6 @@ def test_too_small_a_pool_preempts_and_serves_all_the_same():
     swapping = run(trace, num_blocks=120, num_swap_blocks=200, enable_prefix_caching=False)
     assert tight.counters.preemptions_by_recompute > 20
     assert swapping.counters.preemptions_by_swap > 20
-    assert swapping.counters.swapped_in_blocks == swapping.counters.swapped_out_blocks > 0
     assert tight.counters.computed_tokens > roomy.counters.computed_tokens
     assert tight.mean_pool_use > 0.8 > roomy.mean_pool_use
     assert sum(tight.latency_seconds) > sum(roomy.latency_seconds)

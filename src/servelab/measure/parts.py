@@ -38,7 +38,6 @@ from servelab.paging import BlockPool, BlockTable
 from servelab.paging.pool import PoolShape
 from servelab.serving import Engine, Plan, Request, SamplingParams, StepResult
 from servelab.serving.plan import Tokenizer
-from servelab.serving.request import Accepted
 from servelab.units import check_count
 
 BLOCK_SIZE = 16
@@ -98,8 +97,7 @@ class StepRunner(TorchRunner):
         data.copy_(torch.randn(data.shape[3:], device=self.device).expand_as(data))
         self.plan = Plan()
         for number in range(rows):
-            accepted = Accepted(None, (number % self.vocab_size,) * context, GREEDY, 1)
-            request = Request(str(number), number, accepted, 0, (), {})
+            request = Request(None, (number % self.vocab_size,) * context, GREEDY, 1)
             (sequence,) = request.sequences
             sequence.table = BlockTable(pool)
             sequence.table.append(context)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from itertools import repeat
 
 from servelab.serving.plan import Plan, StepResult
-from servelab.serving.request import Request, Sequence, State, table_of
+from servelab.serving.request import Request, State, table_of
 from servelab.serving.scheduler import Scheduler
 
 
@@ -66,7 +66,9 @@ def commit(
             generated -= 1
             continue
         if sequence.seats > 1:
-            branches = _branch(scheduler, sequence)
+            seats, sequence.seats = sequence.seats, 1
+            siblings = (scheduler.fork(sequence, sequence.token_ids) for _ in range(1, seats))
+            branches = [sequence, *siblings]
             drawn = zip(branches, tokens, logprobs or repeat(None), strict=False)
             ended = [branch for branch, token, given in drawn if branch.take(token, given)]
         elif sequence.take(tokens[0], logprobs[0] if logprobs else None):
@@ -81,9 +83,3 @@ def commit(
                 completed.append(request)
     scheduler.counters.generated_tokens += generated
     return completed
-
-
-def _branch(scheduler: Scheduler, parent: Sequence) -> list[Sequence]:
-    """Fork a sequence whose prompt is computed into all that its request asks for."""
-    seats, parent.seats = parent.seats, 1
-    return [parent, *(scheduler.fork(parent, parent.token_ids) for _ in range(1, seats))]
