@@ -575,7 +575,7 @@ def test_b21_nothing_is_found_outside_a_namespace() -> None:
         engine.run()
         cached.append(request.num_cached_tokens)
     assert cached == [0, 2, 0, 0, 0]
-    with pytest.raises(TypeError, match="a namespace maps text to text, got 'salt': 1"):
+    with pytest.raises(TypeError, match=r"a namespace maps text to text, got {'salt': 1}"):
         engine.add([1], GREEDY, namespace={"salt": 1})
     engine.verify_drained()
 

@@ -17,12 +17,12 @@ from itertools import count
 
 from servelab.paging.index import COMMON, Root
 from servelab.serving.commit import check_result, commit
-from servelab.serving.events import Planned, Stepped, Submitted
+from servelab.serving.events import Planned, Sink, Stepped, Submitted
 from servelab.serving.limits import Limits, Prompt, fitting_blocks
 from servelab.serving.params import SamplingParams, check_int64, request_seed
 from servelab.serving.plan import Plan, Runner, RunnerLost
 from servelab.serving.request import FinishReason, Request, RequestOutput, State
-from servelab.serving.scheduler import Scheduler, Sink
+from servelab.serving.scheduler import Scheduler
 from servelab.units import check_number, check_share
 
 
@@ -149,10 +149,9 @@ class Engine:
     def abort(self, request_id: str) -> bool:
         """End a request wherever it stands; return whether there was anything to end."""
         request = self._requests.get(request_id)
-        if request is None:
-            return False
-        self._abort(request)
-        return True
+        if request is not None:
+            self._abort(request)
+        return request is not None
 
     def generate(
         self,

@@ -11,6 +11,7 @@ Ignores: the clock of the machine: ``seconds`` are the runner's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -132,3 +133,4 @@ class SwapPoolChanged:
 EngineEvent = (
     Submitted | Admitted | Forked | Preempted | Finished | Planned | Stepped | SwapPoolChanged
 )
+Sink = Callable[[EngineEvent | Event], None]

@@ -20,21 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 
-from servelab.paging import BlockPool, BlockTable, Event, PrefixCache, move
-from servelab.serving.events import (
-    Admitted,
-    EngineEvent,
-    Finished,
-    Forked,
-    Mode,
-    Preempted,
-    SwapPoolChanged,
-)
+from servelab.paging import BlockPool, BlockTable, PrefixCache, move
+from servelab.serving import events
 from servelab.serving.plan import Plan
 from servelab.serving.request import FinishReason, Sequence, State, table_of
 from servelab.units import check_count, check_flag
-
-Sink = Callable[[EngineEvent | Event], None]
 
 
 @dataclass
@@ -73,12 +63,12 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_num_seqs: int,
         enable_prefix_caching: bool,
-        sink: Sink | None,
+        sink: events.Sink | None,
     ) -> None:
         self.pool = BlockPool(num_blocks, block_size, sink)
         self.swap_pool: BlockPool | None = None
         if swap_blocks := check_count("num_swap_blocks", num_swap_blocks, minimum=0):
-            report = None if sink is None else lambda change: sink(SwapPoolChanged(change=change))
+            report = None if sink is None else lambda new: sink(events.SwapPoolChanged(change=new))
             self.swap_pool = BlockPool(swap_blocks + 1, block_size, report)
         caching = check_flag("enable_prefix_caching", enable_prefix_caching)
         self.prefix_cache = PrefixCache(self.pool) if caching else None
@@ -164,7 +154,7 @@ class Scheduler:
             budget -= new
             seats -= sequence.seats
             facts = {"table": table, "cached_tokens": cached, "back_from": back_from}
-            self.report(Admitted, sequence=sequence.name, **facts)
+            self.report(events.Admitted, sequence=sequence.name, **facts)
         return budget
 
     def _start(self, sequence: Sequence, budget: int, plan: Plan) -> int:
@@ -207,7 +197,7 @@ class Scheduler:
         victim.request.num_preemptions += 1
         table, lost = table_of(victim), victim.num_computed_tokens
         swap_pool = self.swap_pool
-        mode: Mode = "recompute"
+        mode: events.Mode = "recompute"
         if swap_pool is not None and not held and lost and len(table.blocks) <= swap_pool.num_free:
             victim.table, copies = move(table, swap_pool)
             plan.swap_out += copies
@@ -218,7 +208,7 @@ class Scheduler:
             self.counters.preemptions_by_recompute += 1
         if not held:
             self.add(victim)
-        self.report(Preempted, sequence=victim.name, mode=mode, lost_tokens=lost)
+        self.report(events.Preempted, sequence=victim.name, mode=mode, lost_tokens=lost)
         return victim
 
     def recompute(self, sequence: Sequence, state: State = State.PREEMPTED) -> None:
@@ -247,7 +237,7 @@ class Scheduler:
             child.state = State.RUNNING
             insort(self.running, child, key=_rank)
         table = None if child.table is None else child.table.id
-        self.report(Forked, parent=parent.name, child=child.name, table=table)
+        self.report(events.Forked, parent=parent.name, child=child.name, table=table)
         return child
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -262,7 +252,7 @@ class Scheduler:
             sequence.table.free()
             sequence.table = None
         sequence.state, sequence.finish_reason = State.FINISHED, reason
-        self.report(Finished, sequence=sequence.name, reason=reason)
+        self.report(events.Finished, sequence=sequence.name, reason=reason)
 
     def check(self) -> None:
         """Compare what the queues, their tables and the pools know of each other.
@@ -273,11 +263,13 @@ class Scheduler:
         if self.swap_pool is not None:
             self.swap_pool.check([s.table for s in self.waiting if s.table is not None])
 
-    def report(self, make: Callable[..., EngineEvent], *args: object, **facts: object) -> None:
+    def report(
+        self, make: Callable[..., events.EngineEvent], *args: object, **facts: object
+    ) -> None:
         """Give the sink the event that ``make`` returns; without a sink no event is built."""
         if self.sink is not None:
             self.sink(make(*args, **facts))
 
 
 _rank = attrgetter("rank")
-_BACK_FROM: dict[State, Mode] = {State.PREEMPTED: "recompute", State.SWAPPED: "swap"}
+_BACK_FROM: dict[State, events.Mode] = {State.PREEMPTED: "recompute", State.SWAPPED: "swap"}
