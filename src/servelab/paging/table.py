@@ -128,7 +128,10 @@ class BlockTable:
         length = self.num_tokens + num_tokens
         if not self.num_tokens < length <= self._room:
             return False
-        self._set_length(length)
+        if self.pool.sink is None:
+            self.num_tokens = length
+        else:
+            self._set_length(length)
         return True
 
     def fork(self) -> BlockTable:
