@@ -20,6 +20,7 @@ from torch import Tensor
 from servelab.decoder import DenseDecoder
 from servelab.serving import Engine, Plan, Request, SamplingParams, StepResult, beam_search, uniform
 from tests.plans import TOLERANCE, Row, SpyRunner, dense_logits, twins
+from tests.serving_world import check_pools
 from tests.tiny import CONFIGS
 
 VOCABULARY = 97
@@ -133,7 +134,7 @@ def history(oracle: Oracle, runner: ComparedRunner, seed: int) -> None:
     found = beam_search(engine, beamed, width, length)
     while engine.unfinished:
         engine.step()
-    engine.scheduler.check()
+    check_pools(engine.scheduler)
     assert engine.scheduler.pool.num_free == engine.scheduler.pool.shape.num_blocks - 1
 
     for request in requests:

@@ -27,6 +27,7 @@ from servelab.serving import (
 )
 from servelab.serving.roofline_runner import PCIE_4_BYTES_PER_SECOND
 from servelab.simulation import Arrival, Trace, percentile, poisson, simulate, traces
+from tests.serving_world import check_pools
 
 SPEC = models.get("qwen3-8b")
 CHIP = hardware.get("a100-sxm-40gb")
@@ -44,7 +45,7 @@ def run(trace, *, runner=None, progress=None, **options):
     done = simulate(engine, trace, progress)
     assert done.littles_law_error < 1e-9
     if not done.interrupted:
-        engine.scheduler.check()
+        check_pools(engine.scheduler)
         assert engine.unfinished == []
         assert len(done.served) + len(done.refused) == len(trace.arrivals)
         assert {one.arrival for one in done.served}.isdisjoint(done.refused)

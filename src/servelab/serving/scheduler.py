@@ -254,15 +254,6 @@ class Scheduler:
         sequence.state, sequence.finish_reason = State.FINISHED, reason
         self.report(events.Finished, sequence=sequence.name, reason=reason)
 
-    def check(self) -> None:
-        """Compare what the queues, their tables and the pools know of each other.
-
-        Raises: ``servelab.paging.CorruptPool`` with all that is wrong.
-        """
-        self.pool.check([table_of(sequence) for sequence in self.running])
-        if self.swap_pool is not None:
-            self.swap_pool.check([s.table for s in self.waiting if s.table is not None])
-
     def report(
         self, make: Callable[..., events.EngineEvent], *args: object, **facts: object
     ) -> None:
