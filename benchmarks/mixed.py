@@ -43,7 +43,7 @@ class CountingRunner(TorchRunner):
 
     def execute(self, plan: Plan) -> StepResult:
         """Carry out one step."""
-        rows = sum(row.new_tokens == 1 for row in plan.rows)
+        rows = sum(new == 1 for _, new, _, _ in plan.rows)
         self.slots += rows
         alone = rows == len(plan.rows) > 0  # a step with a prompt in it is not compiled
         self.padded_slots += bucket_of(rows) if alone else rows

@@ -637,7 +637,7 @@ MUTANTS = (
         "a revived block's place in the free order is not reported",
         "pool.py",
         "test_a_revived_block",
-        "                after = self._before(block)\n",
+        "                place = list(self._free).index(block)\n",
         "                pass\n",
     ),
     Mutant.of(

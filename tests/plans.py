@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,12 +13,21 @@ from torch import Tensor
 from servelab.decoder import DenseDecoder, PagedDecoder, TorchRunner
 from servelab.decoder.attention import StepBatch
 from servelab.paging import BlockPool, BlockTable, Copy
-from servelab.serving import Plan, Request, Row, SamplingParams
-from servelab.serving.request import Accepted, Sequence
+from servelab.serving import Plan, Request, SamplingParams
+from servelab.serving.request import Sequence
 from tests.tiny import CONFIGS, pair
 
 GREEDY = SamplingParams(temperature=0)
 TOLERANCE = 1e-9  # DESIGN, section 5: against our own oracle in float64
+
+
+class Row(NamedTuple):
+    """A row of a plan, with names."""
+
+    sequence: Sequence
+    new_tokens: int
+    cached_tokens: int
+    samples: tuple[float, ...]
 
 
 class SpyRunner(TorchRunner):
@@ -78,8 +87,8 @@ class World:
 
     def add(self, tokens: SequenceOf[int], params: SamplingParams = GREEDY) -> Sequence:
         number = len(self.sequences)
-        accepted = Accepted(None, tuple(tokens), params, max_tokens=99)
-        request = Request(f"r{number}", number, accepted, seed=7 * number, stops=(), namespace={})
+        request = Request(None, tuple(tokens), params, max_tokens=99, id=f"r{number}")
+        request.arrival, request.seed = number, 7 * number
         sequence = request.sequences[0]
         sequence.table = BlockTable(self.pool)
         self.sequences.append(sequence)
@@ -96,7 +105,7 @@ class World:
 
     def step(self, rows: list[Row]) -> SequenceOf[SequenceOf[int]]:
         """Run the rows; append the token of every sequence that has no other left."""
-        plan = Plan(rows, copies=self.copies)
+        plan = Plan([*rows], copies=self.copies)
         self.copies = []
         self.result = self.runner.execute(plan)
         for row, tokens in zip(rows, self.result.tokens, strict=True):

@@ -22,6 +22,8 @@ from servelab.paging.index import Prefix
 from servelab.serving import Engine, Plan, Request, SamplingParams, State, StepResult, uniform
 from servelab.serving import Sequence as Branch
 from servelab.serving.events import Admitted, Forked, Planned, SwapPoolChanged
+from servelab.serving.request import table_of
+from servelab.serving.scheduler import Scheduler
 from tests.paged_world import verify_index
 
 EOS = 0
@@ -254,7 +256,7 @@ class CheckedEngine(Engine):
         self._verify_tokens()
         self._verify_index()
         self._verify_events()
-        self.scheduler.check()
+        check_pools(self.scheduler)
         counters = self.counters
         assert 0 <= counters.prefix_hit_tokens <= counters.prefix_queried_tokens  # I18
 
@@ -336,6 +338,24 @@ class CheckedEngine(Engine):
         changes = [event for event in self.log if isinstance(event, Change)]
         assert rewind(changes, self._states[0]) == PoolState.empty(scheduler.pool.shape.num_blocks)
         replay(changes, self._states[0])
+
+
+def check_pools(scheduler: Scheduler) -> None:
+    """Compare what the queues, their tables and the pools know of each other."""
+    scheduler.pool.check([table_of(sequence) for sequence in scheduler.running])
+    if scheduler.swap_pool is not None:
+        scheduler.swap_pool.check([s.table for s in scheduler.waiting if s.table is not None])
+
+
+def longest(engine: Engine) -> int:
+    """How many tokens a sequence can have, by the model's context and the whole pool."""
+    return 1 + engine.limits.room(1, None)
+
+
+def steered(request: Request) -> Request:
+    """A request whose tokens a driver chooses from now on."""
+    request.steered = True
+    return request
 
 
 def tokens_of(request: Request) -> list[list[int]]:

@@ -562,7 +562,7 @@ def test_admission_is_that_of_the_scheduler() -> None:
         for place, tokens in enumerate(waiting):
             scheduler.add(sequence_that_waits(place, tokens))
         rows = scheduler.schedule().rows
-        expected = [(row.sequence.rank[0], row.new_tokens) for row in rows]
+        expected = [(sequence.rank[0], new) for sequence, new, _, _ in rows]
         assert chapter.admit(waiting, seats, budget, free, size) == expected
         chunked += any(new < waiting[place] for place, new in expected)
         refused += len(expected) < len(waiting)

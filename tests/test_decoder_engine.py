@@ -19,7 +19,8 @@ from torch import Tensor
 
 from servelab.decoder import DenseDecoder
 from servelab.serving import Engine, Plan, Request, SamplingParams, StepResult, beam_search, uniform
-from tests.plans import TOLERANCE, SpyRunner, dense_logits, twins
+from tests.plans import TOLERANCE, Row, SpyRunner, dense_logits, twins
+from tests.serving_world import check_pools
 from tests.tiny import CONFIGS
 
 VOCABULARY = 97
@@ -87,13 +88,14 @@ class ComparedRunner(SpyRunner):
 
     def execute(self, plan: Plan) -> StepResult:
         result = super().execute(plan)
-        rows = sorted((row for row in plan.rows if row.samples), key=lambda row: row.new_tokens > 1)
+        every = list(map(Row._make, plan.rows))
+        rows = sorted((row for row in every if row.samples), key=lambda row: row.new_tokens > 1)
         for row, logits in zip(rows, self.seen_logits if rows else (), strict=True):
             seen = row.sequence.token_ids[: row.cached_tokens + row.new_tokens]
             expected = self.oracle.logits(seen)
             torch.testing.assert_close(logits, expected, rtol=0, atol=TOLERANCE)
         SEEN["swapped in"] += len(plan.swap_in)
-        SEEN["chunk and decode"] += len({row.new_tokens > 1 for row in plan.rows}) == 2
+        SEEN["chunk and decode"] += len({row.new_tokens > 1 for row in every}) == 2
         return result
 
 
@@ -132,7 +134,7 @@ def history(oracle: Oracle, runner: ComparedRunner, seed: int) -> None:
     found = beam_search(engine, beamed, width, length)
     while engine.unfinished:
         engine.step()
-    engine.scheduler.check()
+    check_pools(engine.scheduler)
     assert engine.scheduler.pool.num_free == engine.scheduler.pool.shape.num_blocks - 1
 
     for request in requests:

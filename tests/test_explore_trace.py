@@ -371,7 +371,7 @@ def test_every_event_of_a_run_has_words_and_names_its_sequence() -> None:
 
 def test_a_failed_step_is_told_and_costs_its_requests_only() -> None:
     def fault(plan: Plan, done: int) -> None:
-        if any(row.sequence.request.id == "bad" for row in plan.rows):
+        if any(sequence.request.id == "bad" for sequence, *_ in plan.rows):
             raise RuntimeError("no <such> kernel")
 
     engine, trace = traced(runner=ShadowRunner(fault), seqs=1)

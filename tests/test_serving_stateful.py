@@ -33,6 +33,7 @@ from tests.serving_world import (
     ShadowRunner,
     bound,
     distribution,
+    longest,
     values_of,
     verify_answer,
 )
@@ -117,7 +118,7 @@ class Histories(RuleBasedStateMachine):
     )
     def add(self, data: st.DataObject, n: int, greedy: bool, steered: bool, times: int) -> None:
         prompt, engine = self.prompt(data), self.engine
-        room = engine.limits.max_tokens_per_sequence - len(prompt)
+        room = longest(engine) - len(prompt)
         max_tokens = data.draw(st.integers(1, min(max(room, 1), 12) + 1))
         if steered or greedy:
             n = 1
@@ -131,12 +132,14 @@ class Histories(RuleBasedStateMachine):
         shape, seats = engine.scheduler.pool.shape, engine.scheduler.max_num_seqs
         fits = len(prompt) + max_tokens - 1 <= (shape.num_blocks - 1) * shape.block_size
         if fits and n <= seats:
-            self.requests += [engine.add(prompt, params, steered=steered) for _ in range(times)]
+            for _ in range(times):
+                self.requests.append(engine.add(prompt, params))
+                self.requests[-1].steered = steered
             self.past.append(prompt)
             return
         before = engine.unfinished, len(engine.log)  # I11
         with pytest.raises(ValueError, match=r"max_num_seqs|blocks of"):
-            engine.add(prompt, params, steered=steered)
+            engine.add(prompt, params)
         assert (engine.unfinished, len(engine.log)) == before
         SEEN["refused"] += 1
 

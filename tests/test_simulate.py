@@ -21,13 +21,13 @@ from servelab.serving import (
     Plan,
     Request,
     RooflineRunner,
-    Row,
     SamplingParams,
     Sequence,
     beam_search,
 )
 from servelab.serving.roofline_runner import PCIE_4_BYTES_PER_SECOND
 from servelab.simulation import Arrival, Trace, percentile, poisson, simulate, traces
+from tests.serving_world import check_pools
 
 SPEC = models.get("qwen3-8b")
 CHIP = hardware.get("a100-sxm-40gb")
@@ -45,7 +45,7 @@ def run(trace, *, runner=None, progress=None, **options):
     done = simulate(engine, trace, progress)
     assert done.littles_law_error < 1e-9
     if not done.interrupted:
-        engine.scheduler.check()
+        check_pools(engine.scheduler)
         assert engine.unfinished == []
         assert len(done.served) + len(done.refused) == len(trace.arrivals)
         assert {one.arrival for one in done.served}.isdisjoint(done.refused)
@@ -194,7 +194,6 @@ def test_too_small_a_pool_preempts_and_serves_all_the_same():
     swapping = run(trace, num_blocks=120, num_swap_blocks=200, enable_prefix_caching=False)
     assert tight.counters.preemptions_by_recompute > 20
     assert swapping.counters.preemptions_by_swap > 20
-    assert swapping.counters.swapped_in_blocks == swapping.counters.swapped_out_blocks > 0
     assert tight.counters.computed_tokens > roomy.counters.computed_tokens
     assert tight.mean_pool_use > 0.8 > roomy.mean_pool_use
     assert sum(tight.latency_seconds) > sum(roomy.latency_seconds)
@@ -331,7 +330,7 @@ def test_copies_and_swaps_are_priced():
     block_bytes = 16 * SPEC.kv_bytes_per_token()
     engine = Engine(RooflineRunner(SPEC, CHIP), num_blocks=100)
     (sequence,) = engine.add([1, 2, 3]).sequences
-    row = Row(sequence, 3, 0, (0.5,))
+    row = (sequence, 3, 0, (0.5,))
     plain = runner.execute(Plan([row])).seconds
     copied = runner.execute(Plan([row], copies=[(1, 2), (3, 4)])).seconds
     swapped = runner.execute(Plan([row], swap_in=[(1, 2)], swap_out=[(3, 4), (5, 6)])).seconds

@@ -28,9 +28,9 @@ class Watched(TorchRunner):
     steps = 0
 
     def execute(self, plan: Plan) -> StepResult:
-        ordered = sorted(plan.rows, key=lambda row: row.new_tokens > 1)
-        pairs = [(row.new_tokens, row.cached_tokens) for row in ordered]
-        tables = [row.sequence.table for row in ordered]
+        ordered = sorted(plan.rows, key=lambda row: row[1] > 1)
+        pairs = [(new, cached) for _, new, cached, _ in ordered]
+        tables = [sequence.table for sequence, *_ in ordered]
         assert all(table is not None for table in tables)
         self.expected = StepBatch.of(pairs, [table for table in tables if table is not None])
         return super().execute(plan)

@@ -138,8 +138,8 @@ def served(model: PagedDecoder, attention: str) -> list[list[int]]:
     params = [SamplingParams(temperature=0, max_tokens=9)] * 3
     answers = engine.generate(prompts, [*params, SamplingParams(n=2, seed=1, max_tokens=9)])
     counters = engine.counters
-    assert counters.cached_tokens > 0
-    assert min(counters.swapped_in_blocks, counters.copied_blocks) > 0
+    assert counters.prefix_hit_tokens > 0
+    assert min(counters.preemptions_by_swap, counters.copied_blocks) > 0
     assert [answer.error for answer in answers] == [None] * 4
     return [output.token_ids for answer in answers for output in answer.outputs]
 

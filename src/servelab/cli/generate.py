@@ -241,7 +241,7 @@ def _generated(
             engine.step()
             bar.update(engine.counters.generated_tokens - before)
         bar.update(most - bar.pos)
-    return [engine.output(request) for request in requests]
+    return [request.output() for request in requests]
 
 
 def _streamed(engine: Engine, prompt: str, params: SamplingParams) -> RequestOutput:

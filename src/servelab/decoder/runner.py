@@ -27,12 +27,9 @@ from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder, dtype_of
 from servelab.decoder.sampler import Draw, sample
 from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import PoolShape
-from servelab.serving.plan import Plan, RunnerLost, StepResult, Tokenizer
-from servelab.serving.request import Sequence, table_of
+from servelab.serving.plan import Plan, Row, RunnerLost, StepResult, Tokenizer
+from servelab.serving.request import table_of
 from servelab.units import GiB, check_count
-
-# Sequence, new tokens, cached tokens, uniform numbers: a `Row` without its names.
-_Fields = tuple[Sequence, int, int, tuple[float, ...]]
 
 _MAX_GRAPH_ROWS = 256  # of a decode step that is a CUDA graph; larger ones compute long enough
 
@@ -134,6 +131,7 @@ class TorchRunner:
         heads = self.spec.layers[0].plain()[0]
         # A backend addresses one layer, keys and values, so there are 2 x slots.
         shape.check_addressable(self.attention.index_bits, 2 * heads.num_kv_heads * heads.head_dim)
+        self.shape = shape
         self._store = None  # the old pool's memory goes before the new one's is asked for
         self._store = KvStore(self.spec, shape, num_swap_blocks, self.device, self.model.dtype)
         self._tables = DeviceTables(shape.block_size, self.device)
@@ -160,12 +158,9 @@ class TorchRunner:
     def execute(self, plan: Plan) -> StepResult:
         """Carry out one step.
 
-        Raises: ``ValueError`` for logits that are not finite; ``RunnerTaken`` for tables of another
-        pool than the last that was bound, before anything is written; ``RunnerLost`` after a CUDA
-        fault.
+        Raises: ``ValueError`` for logits that are not finite; ``RunnerLost`` after a CUDA fault.
         """
         start, store = perf_counter(), self.store
-        plan.check_pool(store.shape)
         try:
             with torch.inference_mode():
                 transfer(store.data, store.swap, plan.swap_out)
@@ -187,7 +182,7 @@ class TorchRunner:
     ) -> tuple[list[list[int]], list[list[dict[int, float]] | None] | None]:
         """Compute the rows; return tokens and log-probabilities in their order."""
         # One-token rows first, as backends expect; sorting is stable.
-        rows = list(plan)
+        rows = plan.rows
         order = sorted(range(len(rows)), key=lambda index: rows[index][1] > 1)
         tokens: list[list[int]] = [[] for _ in rows]
         if not rows:
@@ -197,7 +192,7 @@ class TorchRunner:
         logprobs: list[list[dict[int, float]] | None] = [None] * len(rows)
         place = 0
         for index in order:
-            count = len(plan.samples[index])
+            count = len(rows[index][3])
             tokens[index] = drawn[place : place + count]
             if reports and place in reports:
                 logprobs[index] = [reports[p] for p in range(place, place + count)]
@@ -216,7 +211,7 @@ class TorchRunner:
     def _forward(self, batch: StepBatch, last: Tensor | slice) -> Tensor:
         return self.model.forward(batch, self.store.data, self.attention, last)
 
-    def _stage(self, rows: SequenceOf[_Fields]) -> tuple[StepBatch, Tensor, list[Draw]]:
+    def _stage(self, rows: SequenceOf[Row]) -> tuple[StepBatch, Tensor, list[Draw]]:
         """Return a step's tensors, the places to draw from, and what to draw there."""
         tables = self._tables
         tokens: list[int] = []

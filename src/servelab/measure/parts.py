@@ -38,7 +38,6 @@ from servelab.paging import BlockPool, BlockTable
 from servelab.paging.pool import PoolShape
 from servelab.serving import Engine, Plan, Request, SamplingParams, StepResult
 from servelab.serving.plan import Tokenizer
-from servelab.serving.request import Accepted
 from servelab.units import check_count
 
 BLOCK_SIZE = 16
@@ -98,12 +97,11 @@ class StepRunner(TorchRunner):
         data.copy_(torch.randn(data.shape[3:], device=self.device).expand_as(data))
         self.plan = Plan()
         for number in range(rows):
-            accepted = Accepted(None, (number % self.vocab_size,) * context, GREEDY, 1)
-            request = Request(str(number), number, accepted, 0, (), {})
+            request = Request(None, (number % self.vocab_size,) * context, GREEDY, 1)
             (sequence,) = request.sequences
             sequence.table = BlockTable(pool)
             sequence.table.append(context)
-            self.plan.append(sequence, new, context - new, (0.0,))
+            self.plan.rows.append((sequence, new, context - new, (0.0,)))
         return self
 
     def step(self) -> StepResult:
@@ -243,10 +241,10 @@ class _InstantRunner:
         return 0
 
     def bind(self, shape: PoolShape, num_swap_blocks: int = 0) -> None:
-        """There is nothing to make room for."""
+        self.shape = shape
 
     def execute(self, plan: Plan) -> StepResult:
-        return StepResult([(0,) * len(samples) for samples in plan.samples], 0.0)
+        return StepResult([(0,) * len(row[3]) for row in plan.rows], 0.0)
 
 
 def bookkeeping(spec: ModelSpec, rows: int, new: int) -> Callable[[], Work]:

@@ -12,7 +12,7 @@ Ignores: which request a table belongs to, and time. Whoever drives the pool kno
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 if TYPE_CHECKING:
@@ -72,31 +72,27 @@ class Change(Generic[Value]):
 
     def apply(self, state: PoolState) -> None:
         """Take ``state`` over this change, forwards."""
-        self._put(state, self.old, self.new)
+        raise NotImplementedError
 
     def undo(self, state: PoolState) -> None:
-        """Take ``state`` back over this change."""
-        self._put(state, self.new, self.old)
-
-    def _put(self, state: PoolState, old: Value, new: Value) -> None:
-        raise NotImplementedError
+        """Take ``state`` back over this change: it is the change from ``new`` to ``old``."""
+        replace(self, old=self.new, new=self.old).apply(state)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefChanged(Change[int]):
-    """The tables that hold ``block``; ``after`` is its predecessor while it is free (0: none)."""
+    """The tables that hold ``block``; ``place`` is where it stands in the free order, if free."""
 
     block: int
-    after: int
+    place: int
     reason: Reason
 
-    def _put(self, state: PoolState, old: int, new: int) -> None:
-        state.refs[self.block] = new
-        if old == 0:
+    def apply(self, state: PoolState) -> None:
+        state.refs[self.block] = self.new
+        if self.old == 0:
             state.free.remove(self.block)
-        if new == 0:
-            place = state.free.index(self.after) + 1 if self.after else 0
-            state.free.insert(place, self.block)
+        if self.new == 0:
+            state.free.insert(self.place, self.block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +105,9 @@ class EntryChanged(Change[int | None]):
     table: int
     index: int
 
-    def _put(self, state: PoolState, old: int | None, new: int | None) -> None:
+    def apply(self, state: PoolState) -> None:
         blocks = state.tables.setdefault(self.table, [])
-        blocks[self.index : self.index + 1] = [] if new is None else [new]
+        blocks[self.index : self.index + 1] = [] if self.new is None else [self.new]
         if not blocks:
             del state.tables[self.table]
 
@@ -122,9 +118,9 @@ class LengthChanged(Change[int]):
 
     table: int
 
-    def _put(self, state: PoolState, old: int, new: int) -> None:
-        state.lengths[self.table] = new
-        if not new:
+    def apply(self, state: PoolState) -> None:
+        state.lengths[self.table] = self.new
+        if not self.new:
             del state.lengths[self.table]
 
 
@@ -141,21 +137,21 @@ class CachedChanged(Change[str | None]):
     tokens: tuple[int, ...]
     position: int
 
-    def _put(self, state: PoolState, old: str | None, new: str | None) -> None:
-        if old is not None:
-            state.cached[old].remove(self.block)
-            if not state.cached[old]:
-                del state.cached[old]
-        if new is not None:
-            state.cached.setdefault(new, []).insert(self.position, self.block)
+    def apply(self, state: PoolState) -> None:
+        if self.old is not None:
+            state.cached[self.old].remove(self.block)
+            if not state.cached[self.old]:
+                del state.cached[self.old]
+        if self.new is not None:
+            state.cached.setdefault(self.new, []).insert(self.position, self.block)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochChanged(Change[int]):
     """The epoch of the prefix cache: a new one for each set of weights."""
 
-    def _put(self, state: PoolState, old: int, new: int) -> None:
-        state.epoch = new
+    def apply(self, state: PoolState) -> None:
+        state.epoch = self.new
 
 
 Event = RefChanged | EntryChanged | LengthChanged | CachedChanged | EpochChanged
@@ -182,7 +178,7 @@ def rewind(events: Sequence[Event], state: PoolState) -> PoolState:
     """Undo ``events`` on ``state``, last first; return it.
 
     >>> state = PoolState(refs=[0, 1], free=[])
-    >>> taken = RefChanged(block=1, old=0, new=1, after=0, reason="allocate")
+    >>> taken = RefChanged(block=1, old=0, new=1, place=0, reason="allocate")
     >>> rewind([taken], state) == PoolState.empty(num_blocks=2)
     True
     """

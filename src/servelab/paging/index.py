@@ -44,11 +44,10 @@ class Root:
 
         Raises: ``TypeError`` for tags or values that are not text.
         """
-        if not isinstance(namespace, Mapping):
+        if not isinstance(namespace, Mapping) or not all(
+            isinstance(text, str) for pair in namespace.items() for text in pair
+        ):
             raise TypeError(f"a namespace maps text to text, got {namespace!r}")
-        for tag, value in namespace.items():
-            if not isinstance(tag, str) or not isinstance(value, str):
-                raise TypeError(f"a namespace maps text to text, got {tag!r}: {value!r}")
         return cls(epoch, tuple(sorted(namespace.items())))
 
     @cached_property

@@ -162,25 +162,17 @@ class BlockPool:
         self._change_ref(block, -1, "release")
 
     def _change_ref(self, block: int, change: int, reason: Reason) -> None:
-        old, after = self.refs[block], NULL_BLOCK
+        old, place = self.refs[block], 0
         self.refs[block] = new = old + change
         if old == 0:
             if self.sink is not None and reason != "allocate":  # else it is the first
-                after = self._before(block)
+                place = list(self._free).index(block)
             del self._free[block]
         elif new == 0:
-            after = next(reversed(self._free), NULL_BLOCK)
+            place = len(self._free)
             self._free[block] = None
         if self.sink is not None:
-            self.sink(RefChanged(block=block, old=old, new=new, after=after, reason=reason))
-
-    def _before(self, block: int) -> int:
-        """Return the free block before another; the null block if there is none."""
-        backwards = reversed(self._free)  # what can be hit was released last
-        for each in backwards:
-            if each == block:
-                break
-        return next(backwards, NULL_BLOCK)
+            self.sink(RefChanged(block=block, old=old, new=new, place=place, reason=reason))
 
     def is_read_elsewhere(self, block: int) -> bool:
         """Return whether a holder must copy the block before it writes: others hold or find it."""

@@ -20,14 +20,7 @@ from operator import itemgetter
 from servelab.serving.engine import Engine
 from servelab.serving.limits import Prompt
 from servelab.serving.params import SamplingParams
-from servelab.serving.request import (
-    CompletionOutput,
-    FinishReason,
-    Request,
-    RequestOutput,
-    Sequence,
-    State,
-)
+from servelab.serving.request import CompletionOutput, Request, RequestOutput, Sequence, State
 from servelab.units import check_count, check_number
 
 # Of e, in a score: its largest power that is a double, and the inverse of its smallest normal one.
@@ -60,36 +53,35 @@ def beam_search(
     )
     if abs(penalty) * math.log(max_tokens) > _LARGEST_EXPONENT:
         raise ValueError(f"length_penalty {penalty} of {max_tokens} tokens is beyond all floats")
-    request = engine.add(prompt, params, steered=True)
-    decode = None if engine.runner.tokenizer is None else engine.runner.tokenizer.decode
+    request = engine.add(prompt, params)
+    request.steered = True
     completed: list[tuple[float, CompletionOutput]] = []  # with their scores
     try:
-        for length in range(1, request.max_tokens + 1):
+        while request.sequences:
             _compute(engine, request)
+            beams = list(request.sequences)
             going_on: list[tuple[Sequence, int, float]] = []
-            for beam in request.sequences:
+            for beam in beams:
                 for token, logprob in (beam.candidates or {}).items():
                     total = beam.cumulative_logprob + logprob
-                    if token in request.stops or length == request.max_tokens:
-                        reason: FinishReason = "stop" if token in request.stops else "length"
-                        tokens = [*beam.output_token_ids, token]
-                        answer = CompletionOutput(0, tokens, reason, total, None, decode)
+                    tokens, stopped = [*beam.output_token_ids, token], token in request.stops
+                    if stopped or len(tokens) == request.max_tokens:
+                        answer = CompletionOutput(
+                            0, tokens, "stop" if stopped else "length", total, None, request.decode
+                        )
                         completed.append((total / math.pow(len(tokens), penalty), answer))
                     else:
                         going_on.append((beam, token, logprob))
             going_on.sort(key=lambda way: way[0].cumulative_logprob + way[2], reverse=True)
-            before = list(request.sequences)
             for beam, token, logprob in going_on[:width]:
                 fork_beam(engine, beam, token, logprob)
-            for beam in before:  # dropped last, so that what their children share is never free
+            for beam in beams:  # dropped last, so that what their children share is never free
                 drop_beam(engine, beam)
-            if not request.sequences:
-                break
     finally:
         engine.abort(request.id)
     completed.sort(key=itemgetter(0), reverse=True)
     best = [replace(beam, index=place) for place, (_, beam) in enumerate(completed[:width])]
-    return replace(engine.output(request), outputs=best)
+    return replace(request.output(), outputs=best)
 
 
 def fork_beam(engine: Engine, parent: Sequence, token: int, logprob: float = 0.0) -> Sequence:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from itertools import repeat
 
 from servelab.serving.plan import Plan, StepResult
-from servelab.serving.request import Request, Sequence, State, table_of
+from servelab.serving.request import Request, State, table_of
 from servelab.serving.scheduler import Scheduler
 
 
@@ -22,10 +22,10 @@ def check_result(plan: Plan, result: StepResult, reports_logprobs: bool = True) 
 
     Parameters: ``reports_logprobs`` whether the runner does: else no request asks for any.
     """
-    planned, drawn = list(map(len, plan.samples)), list(map(len, result.tokens))
+    planned, drawn = [len(row[3]) for row in plan.rows], list(map(len, result.tokens))
     if planned != drawn:
         raise ValueError(f"tokens to draw per row were {planned}, the runner drew {drawn}")
-    for place, sequence in enumerate(plan.sequences if reports_logprobs else ()):
+    for place, (sequence, *_) in enumerate(plan.rows if reports_logprobs else ()):
         if sequence.request.params.logprobs is not None and drawn[place]:
             given = None if result.logprobs is None else result.logprobs[place]
             if given is None or len(given) != drawn[place]:
@@ -46,8 +46,8 @@ def commit(
     completed: list[Request] = []
     generated = sum(map(len, result.tokens))
     reported = result.logprobs or [None] * len(result.tokens)
-    columns = plan.sequences, plan.new_tokens, plan.cached_tokens, result.tokens, reported
-    for sequence, new, cached, tokens, logprobs in zip(*columns, strict=True):
+    answered = zip(plan.rows, result.tokens, reported, strict=True)
+    for (sequence, new, cached, _), tokens, logprobs in answered:
         request, times = sequence.request, sequence.request.times
         computed = sequence.num_computed_tokens = cached + new
         if cache is not None and computed % size < new:  # a block has become full
@@ -66,7 +66,9 @@ def commit(
             generated -= 1
             continue
         if sequence.seats > 1:
-            branches = _branch(scheduler, sequence)
+            seats, sequence.seats = sequence.seats, 1
+            siblings = (scheduler.fork(sequence, sequence.token_ids) for _ in range(1, seats))
+            branches = [sequence, *siblings]
             drawn = zip(branches, tokens, logprobs or repeat(None), strict=False)
             ended = [branch for branch, token, given in drawn if branch.take(token, given)]
         elif sequence.take(tokens[0], logprobs[0] if logprobs else None):
@@ -81,9 +83,3 @@ def commit(
                 completed.append(request)
     scheduler.counters.generated_tokens += generated
     return completed
-
-
-def _branch(scheduler: Scheduler, parent: Sequence) -> list[Sequence]:
-    """Fork a sequence whose prompt is computed into all that its request asks for."""
-    seats, parent.seats = parent.seats, 1
-    return [parent, *(scheduler.fork(parent, parent.token_ids) for _ in range(1, seats))]

@@ -17,13 +17,13 @@ from itertools import count
 
 from servelab.paging.index import COMMON, Root
 from servelab.serving.commit import check_result, commit
-from servelab.serving.events import Planned, Stepped, Submitted
+from servelab.serving.events import Planned, Sink, Stepped, Submitted
 from servelab.serving.limits import Limits, Prompt, fitting_blocks
-from servelab.serving.params import SamplingParams, check_seed, request_seed
-from servelab.serving.plan import Plan, Runner, RunnerLost, RunnerTaken
-from servelab.serving.request import Accepted, FinishReason, Request, RequestOutput
-from servelab.serving.scheduler import Scheduler, Sink
-from servelab.units import check_flag, check_number, check_share
+from servelab.serving.params import SamplingParams, check_int64, request_seed
+from servelab.serving.plan import Plan, Runner, RunnerLost
+from servelab.serving.request import FinishReason, Request, RequestOutput, State
+from servelab.serving.scheduler import Scheduler
+from servelab.units import check_number, check_share
 
 
 class EngineClosed(RuntimeError):
@@ -71,8 +71,7 @@ class Engine:
         if num_blocks is None:
             num_blocks = fitting_blocks(runner, block_size, utilization)
         self.runner = runner
-        self.sink = sink
-        self.seed = check_seed(seed)
+        self.seed = check_int64("seed", seed)
         self.scheduler = Scheduler(
             num_blocks=num_blocks,
             block_size=block_size,
@@ -89,8 +88,8 @@ class Engine:
         self.clock_seconds = 0.0
         self._requests: dict[str, Request] = {}  # unfinished
         self._num_arrivals = 0
-        self._in_step = False
-        self._aborts: list[Request] = []  # asked for in the middle of a step
+        # What is to be aborted when the step is over; None: no step is under way.
+        self._aborts: list[Request] | None = None
         self._closed: str | None = None
 
     # --- requests -------------------------------------------------------------------------------
@@ -106,35 +105,29 @@ class Engine:
         params: SamplingParams | None = None,
         request_id: str | None = None,
         namespace: Mapping[str, str] = COMMON,
-        steered: bool = False,
         arrival_seconds: float | None = None,
     ) -> Request:
         """Accept a request; ``step`` works on it.
 
         Parameters: ``prompt`` text or token ids; ``request_id`` (None: the next number);
-        ``namespace`` outside which no prefix is shared (adapter, tenant); ``steered`` by a driver
-        that chooses its tokens (`servelab.serving.beam_search`); ``arrival_seconds`` on the
-        engine's clock (None: now).
+        ``namespace`` outside which no prefix is shared (adapter, tenant); ``arrival_seconds`` on
+        the engine's clock (None: now).
         Raises: ``ValueError``, ``TypeError`` for a request that can never be served; then it leaves
         no trace. ``EngineClosed``.
         """
         self._check_open()
-        accepted = self.limits.accept(prompt, SamplingParams() if params is None else params)
-        if check_flag("steered", steered) and (n := accepted.params.n) > 1:
-            raise ValueError(f"a steered request begins as one sequence, got n = {n}")
-        request = self.submit(accepted, request_id, namespace, arrival_seconds)
-        request.steered = steered
-        return request
+        request = self.limits.accept(prompt, SamplingParams() if params is None else params)
+        return self.submit(request, request_id, namespace, arrival_seconds)
 
     def submit(
         self,
-        accepted: Accepted,
+        request: Request,
         request_id: str | None = None,
         namespace: Mapping[str, str] = COMMON,
         arrival_seconds: float | None = None,
     ) -> Request:
         """Queue a request that ``limits`` has accepted, and do with it as ``add`` does."""
-        arrival, params = self._num_arrivals, accepted.params
+        arrival, seed = self._num_arrivals, request.params.seed
         if request_id is None:
             request_id = next(str(i) for i in count(arrival) if str(i) not in self._requests)
         if not isinstance(request_id, str):
@@ -142,32 +135,23 @@ class Engine:
         if request_id in self._requests:
             raise ValueError(f"request id {request_id!r} is taken by an unfinished request")
         Root.of(0, namespace)  # raises for what is no namespace
-        stops = frozenset() if params.ignore_eos else self.runner.eos_token_ids
         if arrival_seconds is None:
             arrival_seconds = self.clock_seconds
-        request = Request(
-            id=request_id,
-            arrival=arrival,
-            accepted=accepted,
-            seed=request_seed(self.seed, arrival) if params.seed is None else params.seed,
-            stops=stops.union(params.stop_token_ids),
-            namespace=dict(namespace),
-            arrival_seconds=check_number("arrival_seconds", arrival_seconds),
-        )
+        request.times.arrival = check_number("arrival_seconds", arrival_seconds)
+        request.id, request.arrival, request.namespace = request_id, arrival, dict(namespace)
+        request.seed = request_seed(self.seed, arrival) if seed is None else seed
         self._num_arrivals += 1
         self._requests[request_id] = request
         self.scheduler.add(request.sequences[0])
-        if self.sink is not None:
-            self.sink(Submitted.of(request))
+        self.scheduler.report(Submitted.of, request)
         return request
 
     def abort(self, request_id: str) -> bool:
         """End a request wherever it stands; return whether there was anything to end."""
         request = self._requests.get(request_id)
-        if request is None:
-            return False
-        self._abort(request)
-        return True
+        if request is not None:
+            self._abort(request)
+        return request is not None
 
     def generate(
         self,
@@ -189,7 +173,7 @@ class Engine:
         finally:  # an interrupted caller leaves nothing behind
             for request in requests:
                 self._abort(request)
-        return [self.output(request) for request in requests]
+        return [request.output() for request in requests]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -208,16 +192,11 @@ class Engine:
         try:
             while not finished:
                 finished, seen = request.finished, request.num_generated
-                yield self.output(request)
+                yield request.output()
                 while request.num_generated == seen and not request.finished:
                     self.step()
         finally:  # perhaps in the middle of a step: nobody knows when garbage is collected
             self._abort(request)
-
-    def output(self, request: Request) -> RequestOutput:
-        """Return what there is of an answer."""
-        tokenizer = self.runner.tokenizer
-        return request.output(None if tokenizer is None else tokenizer.decode)
 
     def reset_prefix_cache(self) -> None:
         """Forget every cached prefix: the weights have changed."""
@@ -232,13 +211,13 @@ class Engine:
         Where the runner raises, the requests of the step finish as "error", with the message, and
         release what they held; all others go on. Where anything else raises, a sink or an interrupt
         (Ctrl-C), nobody knows which block holds what: the engine closes, and forgets its requests.
-        Raises: ``EngineClosed`` once the runner is lost, or a step has been left in the middle, and
-        at once where another engine has taken the runner; ``RuntimeError`` in the middle of a step.
+        Raises: ``EngineClosed`` once the runner is lost, a step has been left in the middle, or
+        another engine has taken the runner; ``RuntimeError`` in the middle of a step.
         """
         self._check_open()
-        if self._in_step:
+        if self._aborts is not None:
             raise RuntimeError("step() was called in the middle of a step, by a sink or a runner")
-        self._in_step = True
+        self._aborts = []
         try:
             ended, fault = self._step()
         except BaseException as torn:
@@ -246,30 +225,26 @@ class Engine:
             self._requests.clear()
             raise
         finally:
-            self._in_step = False
-            while self._aborts:
-                self._end(self._aborts.pop(), "abort")
+            aborts, self._aborts = self._aborts, None
+            for request in aborts:
+                self._end(request, "abort")
         if fault is not None and not isinstance(fault, Exception):
             raise fault
-        if isinstance(fault, RunnerTaken):  # the caller's mistake: no answer could say it as well
-            raise EngineClosed(self._closed) from fault
-        return [self.output(request) for request in ended]
+        return [request.output() for request in ended]
 
     def _step(self) -> tuple[list[Request], BaseException | None]:
         """Compute one step; return the requests that it ended, and what the runner raised."""
         plan = self.scheduler.schedule()
-        if not plan.sequences:
+        if not plan.rows:
             return [], None
-        if self.sink is not None:
-            self.sink(Planned.of(self.counters.steps, plan, len(self.scheduler.waiting)))
+        self.scheduler.report(Planned.of, self.counters.steps, plan, len(self.scheduler.waiting))
         try:
             result = self.runner.execute(plan)
             check_result(plan, result, self.runner.reports_logprobs)
         except BaseException as error:
             return self._fail(plan, error), error
         self.clock_seconds += result.seconds
-        if self.sink is not None:
-            self.sink(Stepped.of(self.counters.steps, plan, result))
+        self.scheduler.report(Stepped.of, self.counters.steps, plan, result)
         ended = commit(self.scheduler, plan, result, self.clock_seconds)
         for request in ended:
             del self._requests[request.id]
@@ -282,22 +257,23 @@ class Engine:
             self._closed = f"the runner was lost: {message}"
             requests = self.unfinished
         else:
-            requests = list(dict.fromkeys(sequence.request for sequence in plan.sequences))
-        for sequence in self.scheduler.swapped_out:  # their blocks may not have reached the CPU
-            self.scheduler.recompute(sequence)
+            requests = list(dict.fromkeys(sequence.request for sequence, *_ in plan.rows))
+        for sequence in self.scheduler.waiting:
+            if sequence.state is State.SWAPPED:  # perhaps its blocks have not reached the CPU
+                self.scheduler.recompute(sequence)
         for request in requests:
             request.error = message
             self._end(request, "error")
-        if self.sink is not None:
-            self.sink(Stepped(step=self.counters.steps, seconds=0.0, tokens=(), error=message))
+        step = self.counters.steps
+        self.scheduler.report(Stepped, step=step, seconds=0.0, tokens=(), error=message)
         return requests
 
     def _abort(self, request: Request) -> None:
         """End a request, as soon as no step is under way that may hold a row of it."""
-        if self._in_step:
-            self._aborts.append(request)
-        else:
+        if self._aborts is None:
             self._end(request, "abort")
+        else:
+            self._aborts.append(request)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         if self._requests.get(request.id) is request:  # else its id may be another's by now
@@ -306,5 +282,7 @@ class Engine:
                 self.scheduler.finish(sequence, reason)
 
     def _check_open(self) -> None:
+        if self.runner.shape is not self.scheduler.pool.shape:
+            raise EngineClosed("the runner is taken: another engine was made with it since")
         if self._closed is not None:
             raise EngineClosed(self._closed)

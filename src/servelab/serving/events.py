@@ -11,6 +11,7 @@ Ignores: the clock of the machine: ``seconds`` are the runner's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -97,7 +98,7 @@ class Planned:
         """Return the event of a plan; ``waiting`` sequences take no part in it."""
         return cls(
             step=step,
-            rows=tuple((row.sequence.name, *row[1:3], len(row.samples)) for row in plan.rows),
+            rows=tuple((s.name, new, cached, len(draws)) for s, new, cached, draws in plan.rows),
             copies=tuple(plan.copies),
             swap_in=tuple(plan.swap_in),
             swap_out=tuple(plan.swap_out),
@@ -117,8 +118,8 @@ class Stepped:
     @classmethod
     def of(cls, step: int, plan: Plan, result: StepResult) -> Stepped:
         """Return the event of a step that has been carried out."""
-        pairs = zip(plan.sequences, result.tokens, strict=True)
-        drawn = tuple((sequence.name, token) for sequence, tokens in pairs for token in tokens)
+        pairs = zip(plan.rows, result.tokens, strict=True)
+        drawn = tuple((s.name, token) for (s, *_), tokens in pairs for token in tokens)
         return cls(step=step, seconds=result.seconds, tokens=drawn)
 
 
@@ -132,3 +133,4 @@ class SwapPoolChanged:
 EngineEvent = (
     Submitted | Admitted | Forked | Preempted | Finished | Planned | Stepped | SwapPoolChanged
 )
+Sink = Callable[[EngineEvent | Event], None]

@@ -10,6 +10,7 @@ Ignores: how long a request will wait.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -19,7 +20,7 @@ from typing import cast
 from servelab.paging import PoolShape
 from servelab.serving.params import SamplingParams
 from servelab.serving.plan import Runner
-from servelab.serving.request import Accepted
+from servelab.serving.request import Request
 from servelab.units import check_count
 
 # Text, or token ids.
@@ -34,17 +35,8 @@ class Limits:
     shape: PoolShape
     max_num_seqs: int
 
-    @property
-    def max_tokens_per_sequence(self) -> int:
-        """Return how long a sequence can become: by the model's context, and by the whole pool.
-
-        The last token of a sequence needs no room: nothing is computed behind it.
-        """
-        pool = (self.shape.num_blocks - 1) * self.shape.block_size + 1
-        return min(pool, self.runner.spec.max_context_tokens or pool)
-
-    def accept(self, prompt: Prompt, params: SamplingParams) -> Accepted:
-        """Return a request's prompt as token ids, with the tokens that it may generate.
+    def accept(self, prompt: Prompt, params: SamplingParams) -> Request:
+        """Return a request that can be served, to be given to ``Engine.submit``.
 
         As in vLLM the model's context ends a sequence early. What the pool can never hold is
         refused, unless the request asks for no number of tokens: then it gets what there is.
@@ -59,15 +51,19 @@ class Limits:
                 f"logprobs is {params.logprobs}, but {type(self.runner).__name__} has no logits: "
                 "neither log-probabilities nor beam search"
             )
+        runner, token_ids = self.runner, self._token_ids(prompt)
         text = prompt if isinstance(prompt, str) else None
-        token_ids = self._token_ids(prompt)
-        return Accepted(text, token_ids, params, self.room(len(token_ids), params.max_tokens))
+        max_tokens = self.room(len(token_ids), params.max_tokens)
+        stops = frozenset() if params.ignore_eos else runner.eos_token_ids
+        decode = None if runner.tokenizer is None else runner.tokenizer.decode
+        stops = stops.union(params.stop_token_ids)
+        return Request(text, token_ids, params, max_tokens, stops, decode)
 
     def accept_all(
         self,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> list[Accepted]:
+    ) -> list[Request]:
         """Return a request for each prompt, or for the one that ``prompts`` is.
 
         Parameters: ``params`` one for all (None: the defaults) or one each.
@@ -108,16 +104,15 @@ class Limits:
 
         Raises: ``ValueError`` where it cannot be served.
         """
-        context, shape = self.runner.spec.max_context_tokens, self.shape
-        if context is not None and prompt_tokens >= context:
+        context, shape = self.runner.spec.max_context_tokens or sys.maxsize, self.shape
+        if prompt_tokens >= context:
             raise ValueError(
                 f"the prompt has {prompt_tokens} tokens, the model's context is {context}: "
                 "there is no room for a new one"
             )
-        room = self.max_tokens_per_sequence - prompt_tokens
-        wanted = max_tokens or max(room, 1)
-        if context is not None:
-            wanted = min(wanted, context - prompt_tokens)
+        # One more than slots: nothing is computed behind the last token of a sequence.
+        room = (shape.num_blocks - 1) * shape.block_size + 1 - prompt_tokens
+        wanted = min(max_tokens or max(room, 1), context - prompt_tokens)
         if wanted > room:
             needed = shape.blocks_for(prompt_tokens + wanted - 1)
             raise ValueError(

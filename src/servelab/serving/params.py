@@ -56,7 +56,7 @@ class SamplingParams:
         for name, minimum in _LEAST.items():
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL:
-                object.__setattr__(self, name, _check_int64(name, value, minimum))
+                object.__setattr__(self, name, check_int64(name, value, minimum))
         object.__setattr__(self, "top_p", check_share("top_p", self.top_p))
         temperature = float(check_number("temperature", self.temperature))
         object.__setattr__(self, "temperature", temperature)
@@ -79,20 +79,16 @@ _LEAST = {"n": 1, "top_k": 0, "seed": -(2**63), "max_tokens": 1, "logprobs": 0}
 _OPTIONAL = ("seed", "max_tokens", "logprobs")
 
 
-def check_seed(seed: int) -> int:
-    """Return ``seed`` if it is a whole number of 64 bits, with a sign.
+def check_int64(name: str, value: int, minimum: int = -(2**63)) -> int:
+    """Return ``value`` if it is a whole number of 64 bits, with a sign, and at least ``minimum``.
 
     Raises: ``TypeError``, ``ValueError``.
 
-    >>> check_seed(2**63)
+    >>> check_int64("seed", 2**63)
     Traceback (most recent call last):
     ...
     ValueError: seed must fit into 64 bits, got 9223372036854775808
     """
-    return _check_int64("seed", seed, _LEAST["seed"])
-
-
-def _check_int64(name: str, value: int, minimum: int) -> int:
     value = check_count(name, value, minimum)
     if value >= 2**63:
         raise ValueError(f"{name} must fit into 64 bits, got {value}")

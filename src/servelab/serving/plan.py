@@ -1,8 +1,7 @@
 """What passes between the scheduler and a runner: the plan of one step, and what came of it.
 
 Models: a step as a list of rows, one per sequence: so many new tokens behind so many cached ones.
-Prefill, decode, chunks, prefix hits and any mixture of them are that one list. It is kept by
-columns, as a batch goes to a device.
+Prefill, decode, chunks, prefix hits and any mixture of them are that one list.
 
 Assumes: a runner carries a plan out in this order: ``swap_out``, ``copies`` one after the other,
 ``swap_in``, then the rows, whose writes go to slots that no other row reads in this step.
@@ -12,90 +11,47 @@ Ignores: what a runner is: a decoder that measures its time, or a calculator tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from servelab.models import ModelSpec
 from servelab.paging import Copy, PoolShape
 from servelab.serving.request import Sequence
 
-
-class Row(NamedTuple):
-    """One sequence's share of a step.
-
-    The tokens are ``sequence.token_ids[cached_tokens:cached_tokens + new_tokens]``; their keys and
-    values go to the same positions of ``sequence.table``, which names blocks for all of them.
-    ``samples`` are no tokens but uniform numbers (`servelab.serving.uniform`), one for each token
-    to draw behind the last of them: none for a chunk of a prompt that is not its last, ``n`` where
-    a prompt ends and ``n`` sequences begin.
-    """
-
-    sequence: Sequence
-    new_tokens: int
-    cached_tokens: int
-    samples: tuple[float, ...]
+#: One sequence's share of a step: the sequence, its new tokens, its cached ones, its samples.
+Row = tuple[Sequence, int, int, tuple[float, ...]]
 
 
+@dataclass(eq=False)
 class Plan:
     """One step: the rows to compute and the blocks to copy before.
 
-    Parameters: ``rows``, kept as the columns ``sequences``, ``new_tokens``, ``cached_tokens`` and
-    ``samples``; ``copies`` within the device's pool; ``swap_out`` from the device's pool to the
-    CPU's, ``swap_in`` back; each a list of (source block, destination block).
+    The tokens of a row are ``sequence.token_ids[cached:cached + new]``; their keys and values go to
+    the same positions of ``sequence.table``, which names blocks for all of them. Its samples are no
+    tokens but uniform numbers (`servelab.serving.uniform`), one for each token to draw behind the
+    last of them: none for a chunk of a prompt that is not its last, ``n`` where a prompt ends and
+    ``n`` sequences begin.
+
+    Parameters: ``rows`` of (sequence, new tokens, cached tokens, samples); ``copies`` within the
+    device's pool; ``swap_in`` from the CPU's pool to the device's, ``swap_out`` back; each a list
+    of (source block, destination block).
     """
 
-    def __init__(
-        self,
-        rows: Iterable[Row] = (),
-        copies: Iterable[Copy] = (),
-        swap_in: Iterable[Copy] = (),
-        swap_out: Iterable[Copy] = (),
-    ) -> None:
-        self.sequences: list[Sequence] = []
-        self.new_tokens: list[int] = []
-        self.cached_tokens: list[int] = []
-        self.samples: list[tuple[float, ...]] = []
-        for row in rows:
-            self.append(*row)
-        self.copies, self.swap_in, self.swap_out = list(copies), list(swap_in), list(swap_out)
-
-    def append(self, sequence: Sequence, new: int, cached: int, samples: tuple[float, ...]) -> None:
-        """Add a row."""
-        self.sequences.append(sequence)
-        self.new_tokens.append(new)
-        self.cached_tokens.append(cached)
-        self.samples.append(samples)
-
-    def __iter__(self) -> Iterator[tuple[Sequence, int, int, tuple[float, ...]]]:
-        """Iterate over the rows, as tuples without names."""
-        columns = self.sequences, self.new_tokens, self.cached_tokens, self.samples
-        return zip(*columns, strict=True)
-
-    @property
-    def rows(self) -> list[Row]:
-        """Return the rows, one after the other."""
-        return list(map(Row._make, self))
+    rows: list[Row] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    swap_in: list[Copy] = field(default_factory=list)
+    swap_out: list[Copy] = field(default_factory=list)
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
         """Return (new tokens, cached tokens) of each row: what ``roofline.step_cost`` prices."""
-        return list(zip(self.new_tokens, self.cached_tokens, strict=True))
-
-    def check_pool(self, shape: PoolShape) -> None:
-        """Raise ``RunnerTaken`` for a plan over another pool than that of the engine made last.
-
-        Parameters: ``shape`` that the runner was bound to last. Every runner asks this first.
-        """
-        for sequence in self.sequences[:1]:
-            if sequence.table is not None and sequence.table.pool.shape is not shape:
-                raise RunnerTaken("another engine was made with it since, it serves the last one")
+        return [(new, cached) for _, new, cached, _ in self.rows]
 
     @property
     def num_new_tokens(self) -> int:
         """Return the tokens that the step computes."""
-        return sum(self.new_tokens)
+        return sum(new for _, new, _, _ in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +83,8 @@ class Runner(Protocol):
 
     Attributes: ``spec`` of the model; ``kv_dtype`` in which it stores keys and values;
     ``vocab_size``, above all token ids it takes; ``tokenizer``, None if it has no text;
-    ``eos_token_ids`` with which its model ends a sequence; ``reports_logprobs`` whether it can.
+    ``eos_token_ids`` with which its model ends a sequence; ``reports_logprobs`` whether it can;
+    ``shape`` of the pool that it was bound to last.
     """
 
     spec: ModelSpec
@@ -136,6 +93,7 @@ class Runner(Protocol):
     tokenizer: Tokenizer | None
     eos_token_ids: frozenset[int]
     reports_logprobs: bool
+    shape: PoolShape
 
     def available_kv_bytes(self, utilization: float) -> int:
         """Return the bytes for keys and values if this share of the device's memory is used."""
@@ -151,14 +109,10 @@ class Runner(Protocol):
     def execute(self, plan: Plan) -> StepResult:
         """Carry out one step.
 
-        Raises: ``RunnerLost`` where no further step is possible (``RunnerTaken``: nor ever for this
-        engine); anything else costs only the requests of this step.
+        Raises: ``RunnerLost`` where no further step is possible; anything else costs only the
+        requests of this step.
         """
 
 
 class RunnerLost(RuntimeError):
     """The device is gone (a CUDA fault, say): whatever its pool held is lost."""
-
-
-class RunnerTaken(RunnerLost):
-    """Another engine was made with the runner since: a mistake of who made it, not a fault."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import Literal
@@ -22,16 +22,7 @@ from servelab.paging import BlockTable
 from servelab.serving.params import SamplingParams, uniform
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """A request that can be served: its text if it came as text, its token ids, how many follow."""
-
-    prompt: str | None
-    token_ids: tuple[int, ...]
-    params: SamplingParams
-    max_tokens: int
+Decode = Callable[[list[int]], str]
 
 
 class State(StrEnum):
@@ -118,31 +109,33 @@ def table_of(sequence: Sequence) -> BlockTable:
 class Request:
     """One prompt and what became of it; made by ``Engine.add``.
 
-    Parameters: ``id`` given by the caller or the engine; ``arrival`` its number in order of
-    arrival; ``accepted`` prompt and parameters; ``seed`` of its draws; ``stops`` tokens that end a
-    sequence; ``namespace`` of its prefixes; ``arrival_seconds`` on the engine's clock.
+    Parameters: ``prompt`` as text, if it came as text, and ``prompt_token_ids``; ``params``;
+    ``max_tokens`` that it can generate; ``stops`` tokens that end a sequence; ``decode`` token ids
+    into text (None: there is no text). Then what the engine gives it on arrival: ``id``, the
+    caller's or a number; ``arrival`` its number in order of arrival; ``seed`` of its draws;
+    ``namespace`` of its prefixes.
     """
 
-    id: str
-    arrival: int
-    accepted: InitVar[Accepted]
-    seed: int
-    stops: Collection[int]
-    namespace: Mapping[str, str]
-    arrival_seconds: InitVar[float] = 0.0
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    max_tokens: int
+    stops: Collection[int] = ()
+    decode: Decode | None = None
+    id: str = ""
+    arrival: int = 0
+    seed: int = 0
+    namespace: Mapping[str, str] = field(default_factory=dict)
     steered: bool = False  # whether a driver, not the sampler, chooses the tokens
     error: str | None = None
     num_cached_tokens: int | None = None  # of the prompt, at its first admission
     num_preemptions: int = 0
 
-    def __post_init__(self, accepted: Accepted, arrival_seconds: float) -> None:
-        self.prompt, self.params = accepted.prompt, accepted.params
-        self.prompt_token_ids = accepted.token_ids
-        self.num_prompt_tokens = len(accepted.token_ids)
-        self.max_tokens = accepted.max_tokens
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.prompt_token_ids)
         self.max_length = self.num_prompt_tokens + self.max_tokens
-        self.times = Times(arrival_seconds)
-        self.sequences = [Sequence(self, 0, list(accepted.token_ids), seats=self.params.n)]
+        self.times = Times(arrival=0.0)
+        self.sequences = [Sequence(self, 0, list(self.prompt_token_ids), seats=self.params.n)]
         self._num_children = 1
 
     def new_child(self, token_ids: list[int]) -> Sequence:
@@ -162,13 +155,13 @@ class Request:
         """Return whether nothing is left to do for it."""
         return all(sequence.state is State.FINISHED for sequence in self.sequences)
 
-    def output(self, decode: Callable[[list[int]], str] | None) -> RequestOutput:
-        """Return what there is so far, copied; ``decode`` turns token ids into text."""
+    def output(self) -> RequestOutput:
+        """Return what there is of the answer so far, copied."""
         return RequestOutput(
             request_id=self.id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
-            outputs=[_completion(sequence, decode) for sequence in self.sequences],
+            outputs=[_completion(sequence) for sequence in self.sequences],
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens or 0,
             num_preemptions=self.num_preemptions,
@@ -216,7 +209,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None
     cumulative_logprob: float | None
     logprobs: list[dict[int, float]] | None
-    _decode: Callable[[list[int]], str] | None = field(repr=False, compare=False, default=None)
+    _decode: Decode | None = field(repr=False, compare=False, default=None)
 
     @cached_property
     def text(self) -> str:
@@ -248,7 +241,7 @@ class RequestOutput:
     error: str | None = None
 
 
-def _completion(sequence: Sequence, decode: Callable[[list[int]], str] | None) -> CompletionOutput:
+def _completion(sequence: Sequence) -> CompletionOutput:
     asked = sequence.request.params.logprobs is not None
     return CompletionOutput(
         index=sequence.index,
@@ -256,5 +249,5 @@ def _completion(sequence: Sequence, decode: Callable[[list[int]], str] | None) -
         finish_reason=sequence.finish_reason,
         cumulative_logprob=sequence.cumulative_logprob if asked else None,
         logprobs=list(sequence.logprobs) if asked else None,
-        _decode=decode,
+        _decode=sequence.request.decode,
     )

@@ -76,7 +76,6 @@ class RooflineRunner:
         self.eos_token_ids: frozenset[int] = frozenset()
         self.reports_logprobs = False
         self._next_token = _FIRST_OWN_TOKEN
-        self._shape: PoolShape | None = None  # of the engine made last
         self._block_bytes = 0
 
     def new_prompt(self, num_tokens: int, shared: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -118,21 +117,15 @@ class RooflineRunner:
     def bind(self, shape: PoolShape, num_swap_blocks: int = 0) -> None:
         """Note the size of a block; there is nothing to make room for."""
         per_token = self.spec.kv_bytes_per_token(kv_dtype=self.kv_dtype, view="reserved")
-        self._shape, self._block_bytes = shape, shape.block_size * per_token
+        self.shape, self._block_bytes = shape, shape.block_size * per_token
 
     def execute(self, plan: Plan) -> StepResult:
-        """Return the step's time, and a new number for each token that it draws.
-
-        Raises: ``RunnerTaken`` where another engine was made with it since.
-        """
-        if self._shape is not None:
-            plan.check_pool(self._shape)
-        singles: list[int] = plan.cached_tokens
+        """Return the step's time, and a new number for each token that it draws."""
+        singles = [cached for _, new, cached, _ in plan.rows if new == 1]
         chunks: list[tuple[int, int]] = []
-        if plan.new_tokens.count(1) < len(singles):
-            singles = [cached for new, cached in plan.pairs if new == 1]
+        if len(singles) < len(plan.rows):
             chunks = [pair for pair in plan.pairs if pair[0] != 1]
-        drawn = list(map(len, plan.samples))
+        drawn = [len(row[3]) for row in plan.rows]
         first = self._next_token + 1
         self._next_token += sum(drawn)
         tokens: list[tuple[int, ...]]

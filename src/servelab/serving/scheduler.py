@@ -20,21 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 
-from servelab.paging import BlockPool, BlockTable, Event, PrefixCache, move
-from servelab.serving.events import (
-    Admitted,
-    EngineEvent,
-    Finished,
-    Forked,
-    Mode,
-    Preempted,
-    SwapPoolChanged,
-)
+from servelab.paging import BlockPool, BlockTable, PrefixCache, move
+from servelab.serving import events
 from servelab.serving.plan import Plan
 from servelab.serving.request import FinishReason, Sequence, State, table_of
 from servelab.units import check_count, check_flag
-
-Sink = Callable[[EngineEvent | Event], None]
 
 
 @dataclass
@@ -52,8 +42,6 @@ class Counters:
     prefix_hit_tokens: int = 0
     generated_tokens: int = 0
     copied_blocks: int = 0
-    swapped_out_blocks: int = 0
-    swapped_in_blocks: int = 0
     preemptions_by_recompute: int = 0
     preemptions_by_swap: int = 0
 
@@ -75,12 +63,12 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_num_seqs: int,
         enable_prefix_caching: bool,
-        sink: Sink | None,
+        sink: events.Sink | None,
     ) -> None:
         self.pool = BlockPool(num_blocks, block_size, sink)
         self.swap_pool: BlockPool | None = None
         if swap_blocks := check_count("num_swap_blocks", num_swap_blocks, minimum=0):
-            report = None if sink is None else lambda change: sink(SwapPoolChanged(change=change))
+            report = None if sink is None else lambda new: sink(events.SwapPoolChanged(change=new))
             self.swap_pool = BlockPool(swap_blocks + 1, block_size, report)
         caching = check_flag("enable_prefix_caching", enable_prefix_caching)
         self.prefix_cache = PrefixCache(self.pool) if caching else None
@@ -89,7 +77,6 @@ class Scheduler:
         self.sink = sink
         self.running: list[Sequence] = []  # by rank; each has a table
         self.waiting: deque[Sequence] = deque()  # by rank
-        self.swapped_out: list[Sequence] = []  # by the plan that is under way
         self.counters = Counters()
         self._refused: tuple[Sequence, int] | None = None  # who did not fit into what room
 
@@ -101,28 +88,23 @@ class Scheduler:
         It has no rows only if nothing is left to compute.
         """
         plan = Plan()
-        self.swapped_out = []
         # Nothing is swapped out and in again in one step: what a victim would need is more than
         # what the others have left of its blocks. A victim that is recomputed can come back at
         # once: what it computed is still in the prefix cache, and blocks that others hold too cost
         # it nothing.
         budget = self._admit(plan, self._continue_running(plan))
-        while self.waiting and self.running and not plan.sequences:  # all that have blocks are held
+        while self.waiting and self.running and not plan.rows:  # all that have blocks are held
             self._preempt(plan)
             budget = self._admit(plan, budget)
         counters = self.counters
-        counters.steps += bool(plan.sequences)
+        counters.steps += bool(plan.rows)
         counters.computed_tokens += self.max_num_batched_tokens - budget
         counters.copied_blocks += len(plan.copies)
-        counters.swapped_out_blocks += len(plan.swap_out)
-        counters.swapped_in_blocks += len(plan.swap_in)
         return plan
 
     def _continue_running(self, plan: Plan) -> int:
         """Plan a row for each that runs, oldest first; return what is left of the budget."""
         budget, seats, runs = self.max_num_batched_tokens, self.max_num_seqs, State.RUNNING
-        sequences, new_tokens = plan.sequences, plan.new_tokens
-        cached_tokens, samples = plan.cached_tokens, plan.samples
         for sequence in tuple(self.running):  # pre-emption takes from the list
             if not budget or not seats:
                 break
@@ -134,10 +116,8 @@ class Scheduler:
             new = pending if pending < budget else budget
             if not table.fill(new) and not self._grow(sequence, table, new, plan):
                 break  # it was the youngest itself, so nobody is behind it
-            sequences.append(sequence)
-            new_tokens.append(new)
-            cached_tokens.append(cached)
-            samples.append((sequence.certain or sequence.draws()) if new == pending else ())
+            samples = (sequence.certain or sequence.draws()) if new == pending else ()
+            plan.rows.append((sequence, new, cached, samples))
             budget -= new
             seats -= 1
         return budget
@@ -162,48 +142,43 @@ class Scheduler:
             # Asked again only when the room has changed: a lookup in the prefix cache is dear.
             if self._refused == (sequence, room):
                 break
-            back_from = _BACK_FROM.get(sequence.state)
-            start = self._swap_in if back_from == "swap" else self._start
-            new = start(sequence, budget, room, plan)
+            new = self._start(sequence, budget, plan)
             if not new:
                 self._refused = (sequence, room)
                 break
             insort(self.running, self.waiting.popleft(), key=_rank)
-            sequence.state = State.RUNNING
+            back_from, sequence.state = _BACK_FROM.get(sequence.state), State.RUNNING
             cached, table = sequence.num_computed_tokens, table_of(sequence).id
-            draws = sequence.draws() if cached + new == len(sequence.token_ids) else ()
-            plan.append(sequence, new, cached, draws)
+            samples = sequence.draws() if cached + new == len(sequence.token_ids) else ()
+            plan.rows.append((sequence, new, cached, samples))
             budget -= new
             seats -= sequence.seats
-            self._emit(Admitted, sequence, table=table, cached_tokens=cached, back_from=back_from)
+            facts = {"table": table, "cached_tokens": cached, "back_from": back_from}
+            self.report(events.Admitted, sequence=sequence.name, **facts)
         return budget
 
-    def _start(self, sequence: Sequence, budget: int, room: int, plan: Plan) -> int:
-        """Give a sequence a new table if all its tokens fit; return how many to compute now."""
-        tokens, hit, cached = sequence.token_ids, None, 0
-        if self.prefix_cache is not None:
-            hit = self.prefix_cache.lookup(tokens, sequence.request.namespace)
-            cached = hit.num_tokens
-        table, pending = BlockTable(self.pool), len(tokens) - cached
-        if table.blocks_needed(pending, hit) > room:
-            return 0
-        new = min(pending, budget)
+    def _start(self, sequence: Sequence, budget: int, plan: Plan) -> int:
+        """Give a sequence a table, if there are blocks for all its tokens: a new one, or its own
+        back from the CPU. Return how many tokens to compute now, 0 where they do not fit."""
+        tokens, hit, cached = sequence.token_ids, None, sequence.num_computed_tokens
+        if sequence.state is State.SWAPPED:
+            if self.pool.shape.blocks_for(len(tokens)) > self.pool.num_free:
+                return 0
+            table, copies = move(table_of(sequence), self.pool)
+            plan.swap_in += copies
+        else:
+            table = BlockTable(self.pool)
+            if self.prefix_cache is not None:
+                hit = self.prefix_cache.lookup(tokens, sequence.request.namespace)
+                cached = hit.num_tokens
+            if table.blocks_needed(len(tokens) - cached, hit) > self.pool.num_free:
+                return 0
+        new = min(len(tokens) - cached, budget)
         table.append(new, hit)
         sequence.table, sequence.num_computed_tokens = table, cached
         if hit is not None:
             self.counters.prefix_queried_tokens += len(tokens)
             self.counters.prefix_hit_tokens += cached
-        return new
-
-    def _swap_in(self, sequence: Sequence, budget: int, room: int, plan: Plan) -> int:
-        """Bring a table back from the CPU if all its tokens fit; return how many to compute now."""
-        if self.pool.shape.blocks_for(len(sequence.token_ids)) > room:
-            return 0
-        table, copies = move(table_of(sequence), self.pool)
-        plan.swap_in += copies
-        new = min(len(sequence.token_ids) - sequence.num_computed_tokens, budget)
-        table.append(new)
-        sequence.table = table
         return new
 
     # --- pre-emption ----------------------------------------------------------------------------
@@ -222,11 +197,10 @@ class Scheduler:
         victim.request.num_preemptions += 1
         table, lost = table_of(victim), victim.num_computed_tokens
         swap_pool = self.swap_pool
-        mode: Mode = "recompute"
+        mode: events.Mode = "recompute"
         if swap_pool is not None and not held and lost and len(table.blocks) <= swap_pool.num_free:
             victim.table, copies = move(table, swap_pool)
             plan.swap_out += copies
-            self.swapped_out.append(victim)
             victim.state, mode, lost = State.SWAPPED, "swap", 0
             self.counters.preemptions_by_swap += 1
         else:
@@ -234,7 +208,7 @@ class Scheduler:
             self.counters.preemptions_by_recompute += 1
         if not held:
             self.add(victim)
-        self._emit(Preempted, victim, mode=mode, lost_tokens=lost)
+        self.report(events.Preempted, sequence=victim.name, mode=mode, lost_tokens=lost)
         return victim
 
     def recompute(self, sequence: Sequence, state: State = State.PREEMPTED) -> None:
@@ -262,9 +236,8 @@ class Scheduler:
             child.num_computed_tokens = parent.num_computed_tokens
             child.state = State.RUNNING
             insort(self.running, child, key=_rank)
-        if self.sink is not None:
-            table = None if child.table is None else child.table.id
-            self.sink(Forked(parent=parent.name, child=child.name, table=table))
+        table = None if child.table is None else child.table.id
+        self.report(events.Forked, parent=parent.name, child=child.name, table=table)
         return child
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -279,21 +252,15 @@ class Scheduler:
             sequence.table.free()
             sequence.table = None
         sequence.state, sequence.finish_reason = State.FINISHED, reason
-        self._emit(Finished, sequence, reason=reason)
+        self.report(events.Finished, sequence=sequence.name, reason=reason)
 
-    def check(self) -> None:
-        """Compare what the queues, their tables and the pools know of each other.
-
-        Raises: ``servelab.paging.CorruptPool`` with all that is wrong.
-        """
-        self.pool.check([table_of(sequence) for sequence in self.running])
-        if self.swap_pool is not None:
-            self.swap_pool.check([s.table for s in self.waiting if s.table is not None])
-
-    def _emit(self, kind: Callable[..., EngineEvent], sequence: Sequence, **facts: object) -> None:
+    def report(
+        self, make: Callable[..., events.EngineEvent], *args: object, **facts: object
+    ) -> None:
+        """Give the sink the event that ``make`` returns; without a sink no event is built."""
         if self.sink is not None:
-            self.sink(kind(sequence=sequence.name, **facts))
+            self.sink(make(*args, **facts))
 
 
 _rank = attrgetter("rank")
-_BACK_FROM: dict[State, Mode] = {State.PREEMPTED: "recompute", State.SWAPPED: "swap"}
+_BACK_FROM: dict[State, events.Mode] = {State.PREEMPTED: "recompute", State.SWAPPED: "swap"}

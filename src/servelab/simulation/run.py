@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from servelab.serving.engine import Engine
 from servelab.serving.params import SamplingParams
-from servelab.serving.request import Accepted, RequestOutput
+from servelab.serving.request import Request, RequestOutput
 from servelab.serving.roofline_runner import RooflineRunner
 from servelab.serving.scheduler import Counters
 from servelab.simulation.traces import Arrival, Trace
@@ -286,8 +286,8 @@ class _Service:
             place, arrival, room = self.coming[self.added]
             prompt = self.runner.new_prompt(arrival.prompt_tokens, self._shared(arrival))
             # Nothing is left to check: the prompt is made here, and there is room for it.
-            accepted = Accepted(None, prompt, _GREEDY, room)
-            self.engine.submit(accepted, str(place), arrival_seconds=arrival.seconds)
+            request = Request(None, prompt, _GREEDY, room)
+            self.engine.submit(request, str(place), arrival_seconds=arrival.seconds)
             self.added += 1
 
     def _shared(self, arrival: Arrival) -> tuple[int, ...]:
