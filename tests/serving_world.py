@@ -24,7 +24,7 @@ from servelab.serving import Sequence as Branch
 from servelab.serving.events import Admitted, Forked, Planned, SwapPoolChanged
 from servelab.serving.request import table_of
 from servelab.serving.scheduler import Scheduler
-from tests.paged_world import verify_index
+from tests.paged_world import verify_index, verify_pool
 
 EOS = 0
 SPEC = ModelSpec.from_config(
@@ -256,22 +256,14 @@ class CheckedEngine(Engine):
         self._verify_tokens()
         self._verify_index()
         self._verify_events()
-        check_pools(self.scheduler)
         counters = self.counters
         assert 0 <= counters.prefix_hit_tokens <= counters.prefix_queried_tokens  # I18
 
     @staticmethod
     def _verify_pool(pool: BlockPool, branches: Sequence[Branch]) -> None:
-        holders = Counter(block for s in branches for block in s.table.blocks)
-        assert pool.refs == [holders[block] for block in range(pool.shape.num_blocks)]  # I1
-        free = pool.free_order()
-        assert sorted([*free, *holders]) == list(range(1, pool.shape.num_blocks))  # I2, B33
+        verify_pool(pool, [branch.table for branch in branches])
         for branch in branches:
-            table = branch.table
-            assert table.pool is pool
-            assert len(set(table.blocks)) == len(table.blocks)  # I3
-            assert len(table.blocks) == -(-table.num_tokens // pool.block_size)  # I4
-            assert table.num_tokens == branch.num_computed_tokens
+            assert branch.table.num_tokens == branch.num_computed_tokens
 
     def _verify_queues(self, running: list[Branch], waiting: list[Branch]) -> None:
         for queue in (running, waiting):
@@ -342,9 +334,10 @@ class CheckedEngine(Engine):
 
 def check_pools(scheduler: Scheduler) -> None:
     """Compare what the queues, their tables and the pools know of each other."""
-    scheduler.pool.check([table_of(sequence) for sequence in scheduler.running])
+    verify_pool(scheduler.pool, [table_of(sequence) for sequence in scheduler.running])
     if scheduler.swap_pool is not None:
-        scheduler.swap_pool.check([s.table for s in scheduler.waiting if s.table is not None])
+        swapped = [s.table for s in scheduler.waiting if s.table is not None]
+        verify_pool(scheduler.swap_pool, swapped)
 
 
 def longest(engine: Engine) -> int:

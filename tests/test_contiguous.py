@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servelab.allocation.buddy import BuddyAllocator
+from servelab.allocation.buddy import BuddyAllocator, CorruptMemory
 from servelab.allocation.layouts import (
     RESERVATIONS,
     ContiguousCache,
@@ -12,7 +12,6 @@ from servelab.allocation.layouts import (
     PagedCache,
     mean_shares,
 )
-from servelab.paging.pool import CorruptPool
 
 
 def test_a_memory_that_is_no_power_of_two_begins_as_the_largest_regions():
@@ -102,14 +101,14 @@ def test_the_check_finds_what_is_wrong(spoil, message):
     memory.allocate(4)
     memory.check()
     spoil(memory)
-    with pytest.raises(CorruptPool, match=message):
+    with pytest.raises(CorruptMemory, match=message):
         memory.check()
 
 
 def test_the_check_finds_buddies_that_were_not_merged():
     memory = BuddyAllocator(num_units=8, max_units=8)
     memory._free = {8: {}, 4: {0: None, 4: None}, 2: {}, 1: {}}
-    with pytest.raises(CorruptPool, match="at 0 and 4 are buddies"):
+    with pytest.raises(CorruptMemory, match="at 0 and 4 are buddies"):
         memory.check()
 
 

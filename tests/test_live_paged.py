@@ -19,6 +19,7 @@ from servelab.live.questions import questions
 from servelab.live.scenarios import KINDS, SCENARIOS, Recorded, recorded
 from servelab.paging import NULL_BLOCK, BlockPool, BlockTable, OutOfBlocks, PoolState, PrefixCache
 from servelab.serving.events import Admitted, Finished, Forked, Planned, Preempted
+from tests.paged_world import verify_pool
 
 each_scenario = pytest.mark.parametrize("name", SCENARIOS)
 
@@ -261,7 +262,7 @@ def test_a_load_is_checked() -> None:
 def checked(play: Playground) -> None:
     """What is told of the pool is the pool."""
     tables = [sequence.table for sequence in play.sequences.values()]
-    play.pool.check(tables)
+    verify_pool(play.pool, tables)
     assert play.state.device == PoolState.of(play.pool, tables)
     for sequence in play.sequences.values():
         assert len(sequence.words) == sequence.table.num_tokens

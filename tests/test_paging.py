@@ -17,7 +17,6 @@ from servelab.paging import (
     NULL_BLOCK,
     BlockPool,
     BlockTable,
-    CorruptPool,
     Event,
     OutOfBlocks,
     PoolShape,
@@ -31,7 +30,7 @@ from servelab.paging import (
     replay,
     rewind,
 )
-from tests.paged_world import World, verify_forms
+from tests.paged_world import World, verify_forms, verify_pool
 
 
 def tables_of(world: World) -> list[BlockTable]:
@@ -506,7 +505,7 @@ def test_operations_on_blocks_that_nobody_holds_are_refused() -> None:
     ]:
         with pytest.raises(ValueError, match=rule):
             operation()
-        pool.check([])
+        verify_pool(pool, [])
     pool.allocate(), pool.allocate()
     with pytest.raises(OutOfBlocks, match="1 free blocks are needed, the pool has 0"):
         pool.allocate()
@@ -564,7 +563,7 @@ def test_a_hit_must_begin_a_table_and_still_be_cached() -> None:
     for operation in (BlockTable.append, BlockTable.blocks_needed):
         with pytest.raises(ValueError, match="block 1 no longer holds what was looked up"):
             operation(BlockTable(world.pool), 1, hit)
-    world.pool.check([used])
+    verify_pool(world.pool, [used])
 
 
 def test_publishing_what_is_not_there_is_refused() -> None:
@@ -682,34 +681,19 @@ def corruptions():
         table.num_tokens -= 2
 
     return [
-        (lost, "block 4 has 0 references; free are 5, 6, 7, 8$"),
-        (twice, "block 1 has 1 references; free are 4, 5, 6, 7, 8, 1$"),
-        (leaked, "block 1 has 2 references, 1 tables hold it"),
-        (negative, "block 0 has -1 references, 0 tables hold it"),
-        (null_held, "block 0 has 1 references, 0 tables hold it"),
-        (null_free, "block 0 has 0 references; free are"),
-        (null_cached, "the null block is cached"),
-        (one_way, None),
-        (empty_key, None),
-        (wrong_key, None),
-        (orphan, None),
-        (repeated, "names a block twice"),
-        (short, "3 blocks, 3 tokens"),
-    ]
+        lost, twice, leaked, negative, null_held, null_free, null_cached, one_way, empty_key,
+        wrong_key, orphan, repeated, short,
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("corrupt", "words"), corruptions())
-def test_the_checks_see_every_kind_of_damage(corrupt, words: str | None) -> None:
-    """Those of these tests all of it, the pool's own what is wrong with holders."""
+@pytest.mark.parametrize("corrupt", corruptions())
+def test_the_checks_of_these_tests_see_every_kind_of_damage(corrupt) -> None:
     world = World(num_blocks=9, block_size=2)
     table = world.start([1, 2, 0, 1, 2]).table
     world.verify()
     corrupt(world.pool, table)
     with pytest.raises(AssertionError):
         world.verify()
-    if words is not None:
-        with pytest.raises(CorruptPool, match=words):
-            world.pool.check([table])
 
 
 # --- events -------------------------------------------------------------------------------------

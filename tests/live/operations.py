@@ -56,5 +56,7 @@ for _ in range(OPERATIONS):
         act() if act is start else act(dice.randrange(len(tables)))
     except OutOfBlocks as full:
         events.append(f"refused: {full}")
-    pool.check([table for table, _ in tables])
+    held = [block for table, _ in tables for block in table.blocks]
+    assert pool.refs == [held.count(block) for block in range(24)]
+    assert sorted({*pool.free_order(), *held}) == list(range(1, 24))
 json.dumps(events)

@@ -15,8 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from servelab.paging.pool import CorruptPool
 from servelab.units import check_count
+
+
+class CorruptMemory(RuntimeError):
+    """What is held of a memory, and what its holders have, contradict each other: a bug."""
 
 
 class BuddyAllocator:
@@ -107,11 +110,11 @@ class BuddyAllocator:
     def check(self) -> None:
         """Compare the regions with what they must be: a tiling of the memory, merged where it can.
 
-        Raises: ``CorruptPool`` with all that is wrong.
+        Raises: ``CorruptMemory`` with all that is wrong.
         """
         problems = list(self._problems())
         if problems:
-            raise CorruptPool("; ".join(problems))
+            raise CorruptMemory("; ".join(problems))
 
     def _problems(self) -> Iterator[str]:
         end = 0

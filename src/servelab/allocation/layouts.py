@@ -14,14 +14,15 @@ Ignores: time, and sharing between sequences (`servelab.allocation.sharing` meas
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 from types import MappingProxyType
 from typing import Protocol
 
-from servelab.allocation.buddy import BuddyAllocator
-from servelab.paging.pool import BlockPool, CorruptPool, OutOfBlocks
+from servelab.allocation.buddy import BuddyAllocator, CorruptMemory
+from servelab.paging.pool import BlockPool, OutOfBlocks
 from servelab.paging.table import BlockTable
 from servelab.units import check_count, check_fields, check_number
 
@@ -219,13 +220,13 @@ class ContiguousCache:
     def check(self) -> None:
         """Compare the regions with the sequences and with the memory.
 
-        Raises: ``CorruptPool``.
+        Raises: ``CorruptMemory``.
         """
         self.buddy.check()
         starts = sorted(region.start for region in self._sequences.values())
         used = [start for start, _ in self.buddy.used_regions()]
         if starts != used:
-            raise CorruptPool(f"regions are used at {used}, sequences have {starts}")
+            raise CorruptMemory(f"regions are used at {used}, sequences have {starts}")
 
 
 class PagedCache:
@@ -301,9 +302,12 @@ class PagedCache:
     def check(self) -> None:
         """Compare the pool with the tables.
 
-        Raises: ``CorruptPool``.
+        Raises: ``CorruptMemory``.
         """
-        self.pool.check(self._tables.values())
+        holders = Counter(block for table in self._tables.values() for block in table.blocks)
+        held = {block: refs for block, refs in enumerate(self.pool.refs) if refs}
+        if held != holders:
+            raise CorruptMemory(f"blocks are held as {held}, tables hold {dict(holders)}")
 
     def _slots(self, blocks: int) -> int:
         return blocks * self.pool.block_size

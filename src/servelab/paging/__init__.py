@@ -5,7 +5,7 @@ Read: pool, table, index, prefix; then events, forms.
 
 from servelab.paging.events import Event, PoolState, replay, rewind
 from servelab.paging.forms import CsrTables, csr, padded
-from servelab.paging.pool import NULL_BLOCK, BlockPool, CorruptPool, OutOfBlocks, PoolShape
+from servelab.paging.pool import NULL_BLOCK, BlockPool, OutOfBlocks, PoolShape
 from servelab.paging.prefix import PrefixCache
 from servelab.paging.table import BlockTable, Copy, Hit, move
 
@@ -14,7 +14,6 @@ __all__ = [
     "BlockPool",
     "BlockTable",
     "Copy",
-    "CorruptPool",
     "CsrTables",
     "Event",
     "Hit",

@@ -13,18 +13,14 @@ Ignores: the keys and values themselves, and their bytes: a runner stores them, 
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
 
 from servelab.paging.events import CachedChanged, Event, Reason, RefChanged
 from servelab.paging.index import Prefix, PrefixIndex
 from servelab.units import check_fields
-
-if TYPE_CHECKING:
-    from servelab.paging.table import BlockTable
 
 #: The block that is never handed out: what the unused entries of a padded block table name.
 NULL_BLOCK = 0
@@ -39,10 +35,6 @@ class OutOfBlocks(RuntimeError):
     def __init__(self, needed: int, free: int) -> None:
         super().__init__(f"{needed} free blocks are needed, the pool has {free}")
         self.needed, self.free = needed, free
-
-
-class CorruptPool(RuntimeError):
-    """A pool, its index and its tables contradict each other: a bug in what drives them."""
 
 
 @dataclass(frozen=True)
@@ -211,27 +203,3 @@ class BlockPool:
                     position=self.index.position(block),
                 )
             )
-
-    def check(self, tables: Iterable[BlockTable]) -> None:
-        """Compare what a pool and all its live ``tables`` know of who holds what.
-
-        Raises: ``CorruptPool`` with all that is wrong.
-        """
-        if problems := list(self._problems(list(tables))):
-            raise CorruptPool("; ".join(problems))
-
-    def _problems(self, tables: list[BlockTable]) -> Iterator[str]:
-        holders = Counter(block for table in tables for block in table.blocks)
-        for block, refs in enumerate(self.refs):
-            if refs != holders[block]:
-                yield f"block {block} has {refs} references, {holders[block]} tables hold it"
-            if (block in self._free) != (refs == 0 and block != NULL_BLOCK):
-                free = ", ".join(map(str, self._free))
-                yield f"block {block} has {refs} references; free are {free}"
-        if NULL_BLOCK in self.index:
-            yield "the null block is cached"
-        for table in tables:
-            if len(set(table.blocks)) != len(table.blocks):
-                yield f"table {table.id} names a block twice: {table.blocks}"
-            if len(table.blocks) != self.shape.blocks_for(table.num_tokens):
-                yield f"table {table.id}: {len(table.blocks)} blocks, {table.num_tokens} tokens"
