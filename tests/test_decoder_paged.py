@@ -184,7 +184,7 @@ def test_a_failed_step_leaves_the_runner_usable(pairs: Pairs) -> None:
     good.table, good.num_computed_tokens = first.table.fork(), 4
     row = world.row(good)
     with pytest.raises(ValueError, match="positions 0 to 2 are not in 0 to 0"):
-        runner.execute(Plan([row, Row(bad, 2, 0, ())]))
+        runner.execute(Plan([row, (bad, 2, 0, ())]))
     bad.table = None
     with pytest.raises(ValueError, match="r2/0 has no block table"):
         runner.execute(Plan([row, (bad, 1, 0, ())]))
