@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import symtable
 import sys
 from collections.abc import Iterator
@@ -143,6 +144,7 @@ def faults(cell: Cell, tree: ast.Module, missing: set[str]) -> list[str]:
     return said
 
 
+@functools.cache
 def of_page(stem: str) -> list[Cell]:
     """The code cells of a page, by its stem such as ``chapters/04_kv_cache_memory``."""
     page = notebooks.from_markdown(ROOT / f"{stem}.md")

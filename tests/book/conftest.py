@@ -16,6 +16,7 @@ from tools import browser
 SHARED = ("kept_open", "chapter_4", "chromium")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name in SHARED:

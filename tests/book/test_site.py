@@ -119,6 +119,7 @@ def allowed(address: str) -> bool:
     return bool(launches or CHANGES.fullmatch(address)) or address in sources()
 
 
+@pytest.mark.xdist_group("index.html")  # so the largest group, which xdist starts first
 def test_every_link_and_picture_of_the_printed_book_is_found() -> None:
     config, toc = (
         yaml.safe_load((ROOT / name).read_text()) for name in ("_config.yml", "_toc.yml")
