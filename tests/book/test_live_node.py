@@ -1,6 +1,6 @@
 """What the pages compute, in the browser's Python without a browser: the same as in CPython.
 
-A few Node processes, each with Pyodide and the wheel, answer everything that is asked below.
+One Node process with Pyodide and the wheel answers everything that is asked below.
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ import ast
 import json
 import random
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
-from subprocess import PIPE
-from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
@@ -28,7 +25,6 @@ LIVE_STEMS = [
     stem for stem in notebooks.stems() if any(cell.is_live for cell in live_cells.of_page(stem))
 ]
 QUESTIONS = 24  # to each panel
-PROCESSES = 2
 
 
 def requests_of_cells(stem: str) -> list[str]:
@@ -71,26 +67,20 @@ def pages() -> dict[str, list[str]]:
 def answers(pages: dict[str, list[str]]) -> dict[str, Any]:
     """What Node answers to each page and to each program."""
     assert live_assets.main() == 0
-    jobs = [(name, program(name)) for name in PROGRAMS]
-    jobs += [(name, {"requests": requests}) for name, requests in reversed(pages.items())]
-    with ThreadPoolExecutor(PROCESSES) as pool:
-        running = [pool.submit(answers_of_node, jobs) for _ in range(PROCESSES)]
-        parts = [one.result() for one in running]
-    brought = [json.loads(part.pop("modules")) for part in parts]
-    answers = {name: answer for part in parts for name, answer in part.items()}
-    return answers | {"modules": dict(item for one in brought for item in one.items())}
+    jobs = {name: program(name) for name in PROGRAMS}
+    jobs |= {name: {"requests": requests} for name, requests in pages.items()}
+    # At the end the modules that all of them have imported.
+    answers = answers_of_node(jobs | {"modules": program("modules")})
+    return answers | {"modules": json.loads(answers["modules"])}
 
 
-def program(name: str) -> dict[str, str]:
+def program(name: str) -> dict[str, Any]:
     """One of the programs beside this file, as a job."""
     return {"program": (HERE / f"{name}.py").read_text()}
 
 
-def answers_of_node(jobs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Start Node and let it answer the last of the jobs, as long as there are any.
-
-    At the end it is asked for the modules that it has imported.
-    """
+def answers_of_node(jobs: dict[str, Any]) -> dict[str, Any]:
+    """Start Node and let it answer the jobs, one after the other."""
     node, _ = live_assets.bring_node()
     command = [
         node,
@@ -98,24 +88,11 @@ def answers_of_node(jobs: list[tuple[str, Any]]) -> dict[str, Any]:
         live_assets.ASSETS,
         live_assets.ASSETS / live_assets.WHEEL,
     ]
-    answered = {}
-    with (
-        TemporaryFile("w+") as said,
-        subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=said, text=True) as process,
-    ):
-        assert process.stdin
-        assert process.stdout
-        while "modules" not in answered:
-            name, job = jobs.pop() if jobs else ("modules", program("modules"))
-            process.stdin.write(json.dumps(job) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-            if not line:
-                said.seek(0)
-                # Node shows the line of Pyodide's source too, which has a million characters.
-                raise AssertionError(f"{name}: {said.read()[-3000:]}")
-            answered[name] = json.loads(line)
-    return answered
+    lines = "".join(json.dumps(job) + "\n" for job in jobs.values())
+    done = subprocess.run(command, input=lines, capture_output=True, text=True)
+    # Node shows the line of Pyodide's source too, which has a million characters.
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(zip(jobs, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
 @pytest.mark.parametrize("stem", LIVE_STEMS)
