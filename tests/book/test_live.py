@@ -224,8 +224,9 @@ def serves_everyone(visit: Visit, judged: dict[str, set[str]], address: str) -> 
     tab.add_script_tag(url=f"{address}/axe.min.js")
     tab.add_style_tag(content="* { transition: none !important }")  # no colour in between is judged
     tab.evaluate("(rules) => axe.configure({ rules })", OF_CONTRAST)
+    is_first = not judged["light"]
     judged["light"].update(tab.evaluate(MARK_NEW_TEXTS, sorted(judged["light"])))
-    found = violations(tab, "html")
+    found = violations(tab, "html", preload=is_first)  # style sheets: all pages have the same
     tab.emulate_media(color_scheme="dark")
     expect(tab.locator("html")).to_have_attribute("data-theme", "dark")
     if new := tab.evaluate(MARK_NEW_TEXTS, sorted(judged["dark"])):
