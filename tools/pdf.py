@@ -121,10 +121,15 @@ def title(text: Tag) -> str:
     return " ".join(heading.get_text(" ").split()) if isinstance(heading, Tag) else ""
 
 
+def articles(site: Path, toc: Any) -> dict[str, Tag]:
+    """The texts of all pages, by page."""
+    pages = [page for _, names in contents(toc) for page in names]
+    return {page: article(site, page, set(pages)) for page in pages}
+
+
 def assemble(site: Path, config: Any, toc: Any) -> str:
     """One HTML document of the whole book; it stands in the site's root."""
-    parts = contents(toc)
-    pages = {page for _, names in parts for page in names}
+    texts = articles(site, toc)
     head = BeautifulSoup((site / "index.html").read_text(encoding="utf-8"), "html.parser").head
     if head is None:
         raise ValueError("index.html has no head")
@@ -133,13 +138,12 @@ def assemble(site: Path, config: Any, toc: Any) -> str:
         str(t) for t in head.find_all("script") if "MathJax" in str(t) or "mathjax" in str(t)
     )
     listed, bodies = [], []
-    for caption, names in parts:
+    for caption, names in contents(toc):
         if caption:
             listed.append(f'<li class="part">{caption}</li>')
         for page in names:
-            text = article(site, page, pages)
-            listed.append(f'<li><a href="#{anchor(page)}">{title(text)}</a></li>')
-            bodies.append(f'<div class="book-page">{text}</div>')
+            listed.append(f'<li><a href="#{anchor(page)}">{title(texts[page])}</a></li>')
+            bodies.append(f'<div class="book-page">{texts[page]}</div>')
     return (
         f'<!DOCTYPE html><html lang="en" data-theme="light" data-mode="light"><head>'
         f'<meta charset="utf-8"><title>{config["title"]}</title>{styles}{math}'
