@@ -167,10 +167,10 @@ class Histories(RuleBasedStateMachine):
         self.abort_one_of(data, self.engine.unfinished)
 
     @precondition(lambda self: self.engine.unfinished)
-    @rule(data=st.data(), state=st.sampled_from([State.PREEMPTED, State.SWAPPED]))
-    def step_until_one_is_lost_and_abort_it(self, data: st.DataObject, state: State) -> None:
+    @rule(data=st.data())
+    def step_until_one_is_lost_and_abort_it(self, data: st.DataObject) -> None:
         for _ in range(8):
-            if requests := self.with_a(state):
+            if requests := self.with_a(State.SWAPPED) + self.with_a(State.PREEMPTED):
                 self.abort_one_of(data, requests)
                 break
             self.step(times=1)
