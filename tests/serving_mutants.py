@@ -33,6 +33,13 @@ MUTANTS = (
         "new = len(tokens) - cached",
     ),
     Mutant.of(
+        "a request is queued twice",
+        "engine.py",
+        "test_a_request_is_submitted_once",
+        "        if request.id:",
+        "        if False:",
+    ),
+    Mutant.of(
         "the youngest is served first",
         "scheduler.py",
         "test_prefill_and_decode",

@@ -46,10 +46,12 @@ def test_the_text_is_the_engines(run: Run, engine: Engine) -> None:
     )
 
 
-def test_a_stream_ends_with_the_same_text(run: Run) -> None:
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_stream_ends_with_the_same_text(run: Run, n: int) -> None:
     line = f'generate stories --prompt "{PROMPT}" --max-tokens 20 --device cpu --dtype fp64'
-    whole, streamed = run(line)[1], run(f"{line} --stream")[1]
-    assert streamed.splitlines()[0] == whole.splitlines()[0]
+    whole, streamed = run(f"{line} --n {n}")[1], run(f"{line} --n {n} --stream")[1]
+    assert streamed.splitlines()[:-1] == whole.splitlines()[:-1]
+    assert streamed.count(PROMPT) == n
     assert "roof" not in streamed, "the record has no peak rate for fp64"
 
 
@@ -104,7 +106,7 @@ def test_the_fraction_is_the_bound_of_the_steps_over_their_time(
         ("stories --prompt x --n 2 --temperature 0", "n must be 1 at temperature 0, got 2"),
         ("stories --prompt x --temperature -1", "must be a number of at least 0, got '-1'"),
         ("stories --prompt x --top-p 0", "must be a probability, above 0 and at most 1, got '0'"),
-        ("stories --prompt x --stream --n 2", "--stream prints one sample of one prompt"),
+        ("stories --prompt x --prompt y --stream", "--stream prints the text of one prompt"),
         ("stories --prompt x --device quark", "quark"),
         ("stories --prompt x --num-gpu-blocks 2 --max-tokens 99 --device cpu", "the pool has 1"),
         ("stories --prompt x --max-tokens 0", "at least 1"),
@@ -132,7 +134,7 @@ def test_a_folder_without_a_tokenizer_is_refused(run: Run, tmp_path: Path) -> No
     assert "has no tokenizer.json: save the tokenizer there too" in err
 
 
-@pytest.mark.parametrize("options", ["stories --prompt x --stream --n 2", "stories", "--what"])
+@pytest.mark.parametrize("options", ["stories --prompt x --stream --json", "stories", "--what"])
 def test_the_hint_begins_a_new_sentence(run: Run, options: str) -> None:
     err = run(f"generate {options}")[2]
     assert re.search(r"[^.?!][.?!] See: servelab generate --help$", err.strip()), err

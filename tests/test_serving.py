@@ -294,6 +294,30 @@ def test_an_id_is_taken_until_its_request_ends() -> None:
     engine.verify_drained()
 
 
+def test_a_request_is_submitted_once() -> None:
+    engine = CheckedEngine()
+    request = engine.submit(engine.limits.accept([1, 2, 3], GREEDY))
+    for again in (request.id, "another"):
+        with pytest.raises(ValueError, match="request '0' has been submitted already"):
+            engine.submit(request, again)
+    engine.run()
+    verify_answer(request)
+    with pytest.raises(ValueError, match="request '0' has been submitted already"):
+        engine.submit(request)
+    with pytest.raises(TypeError, match="a request id is a text of its own, got ''"):
+        engine.add([1], GREEDY, request_id="")
+    engine.verify_drained()
+
+
+def test_what_was_accepted_is_not_queued_once_the_runner_is_taken() -> None:
+    engine = CheckedEngine()
+    request = engine.limits.accept([1, 2, 3], GREEDY)
+    CheckedEngine(engine.runner)
+    with pytest.raises(EngineClosed, match="the runner is taken"):
+        engine.submit(request)
+    assert not engine.unfinished
+
+
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [

@@ -30,6 +30,7 @@ def check(kernel: Any, most_spilled_bytes: int = 0) -> None:
     assert found["STACK"] <= most_spilled_bytes, found
 
 
+@pytest.mark.parametrize("is_partial", [True, False], ids=["split", "whole"])
 @pytest.mark.parametrize("is_decode", [True, False], ids=["decode", "chunk"])
 @pytest.mark.parametrize(
     ("capability", "dtype", "group", "head_dim"),
@@ -37,6 +38,9 @@ def check(kernel: Any, most_spilled_bytes: int = 0) -> None:
         (80, "bfloat16", 4, 128),
         (90, "bfloat16", 4, 128),
         (90, "bfloat16", 3, 64),
+        (90, "bfloat16", 7, 128),
+        (90, "bfloat16", 8, 128),
+        (80, "bfloat16", 3, 32),  # of the small checkpoint
         (80, "float16", 8, 64),
         (90, "float16", 1, 128),
         (80, "float32", 4, 128),
@@ -44,10 +48,10 @@ def check(kernel: Any, most_spilled_bytes: int = 0) -> None:
     ],
 )
 def test_attention_multiplies_on_tensor_cores(
-    capability: int, is_decode: bool, dtype: str, group: int, head_dim: int
+    capability: int, is_decode: bool, is_partial: bool, dtype: str, group: int, head_dim: int
 ) -> None:
     kernel = compiled_attend(
-        capability, dtype, group, head_dim, is_decode=is_decode, is_partial=is_decode
+        capability, dtype, group, head_dim, is_decode=is_decode, is_partial=is_partial
     )
     check(kernel)
     ptx = kernel.asm["ptx"]
@@ -56,19 +60,6 @@ def test_attention_multiplies_on_tensor_cores(
     assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]+\], \[[^]]+\], 0x10", ptx), (
         "keys and values do not come 16 bytes at a time"
     )
-
-
-@pytest.mark.parametrize(
-    ("capability", "group", "head_dim"),
-    [(80, 4, 128), (90, 4, 128), (90, 8, 128), (80, 3, 32)],  # the last: of the small checkpoint
-)
-def test_decode_that_no_split_divides(capability: int, group: int, head_dim: int) -> None:
-    """Of large batches and short contexts: the result is written, not a part of it."""
-    kernel = compiled_attend(
-        capability, "bfloat16", group, head_dim, is_decode=True, is_partial=False
-    )
-    check(kernel)
-    assert re.search(r"\bw?g?mma\.\S*\.bf16\.bf16", kernel.asm["ptx"])
 
 
 def test_attention_where_nothing_is_a_power_of_two() -> None:

@@ -85,6 +85,7 @@ def finished(process: subprocess.Popen[str]) -> tuple[str, bool]:
         return process.communicate(timeout=LIMIT_SECONDS)[0], True
     except subprocess.TimeoutExpired:
         process.kill()
+        print(f"broken off after {LIMIT_SECONDS} s, before the verdict:", flush=True)
         return process.communicate()[0], False
 
 

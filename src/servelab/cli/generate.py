@@ -78,7 +78,9 @@ TOP_P = options.Parsed("probability", _top_p)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the draws.")
 @click.option("--ignore-eos", is_flag=True, help="Go on where the model would end.")
 @click.option(
-    "--stream", is_flag=True, help="Print the text as it is made (one prompt, one sample)."
+    "--stream",
+    is_flag=True,
+    help="Print the text of one prompt as it is made: the first sample, then the others.",
 )
 @click.option("--device", help="cpu, cuda, cuda:1, ...  [default: cuda where there is one]")
 @click.option(
@@ -133,8 +135,8 @@ def command(
     model that comes with this package. The last line compares the steps with this device's roof,
     measured right after them.
     """
-    if stream and (len(prompts) > 1 or n > 1 or as_json):
-        raise click.UsageError("--stream prints one sample of one prompt, and no JSON")
+    if stream and (len(prompts) > 1 or as_json):
+        raise click.UsageError("--stream prints the text of one prompt, and no JSON")
     if temperature is None:
         temperature = 1.0 if n > 1 else 0.0
     params = SamplingParams(
@@ -173,13 +175,12 @@ def command(
     values["requests"] = [_request_values(output) for output in outputs]
 
     def text() -> Iterator[str]:
-        if not stream:
-            for output in outputs:
-                for sample in output.outputs:
-                    if len(prompts) > 1 or n > 1:
-                        yield f"[prompt {output.request_id}, sample {sample.index}]"
-                    yield f"{output.prompt}{sample.text}"
-                    yield ""
+        for output in outputs:
+            for sample in output.outputs[int(stream) :]:  # of a stream the first stands there
+                if len(prompts) > 1 or n > 1:
+                    yield _heading(output.request_id, sample.index)
+                yield f"{output.prompt}{sample.text}"
+                yield ""
         yield _closing_line(values)
 
     answer(as_json, values, text())
@@ -244,8 +245,14 @@ def _generated(
     return [request.output() for request in requests]
 
 
+def _heading(request_id: str, index: int) -> str:
+    return f"[prompt {request_id}, sample {index}]"
+
+
 def _streamed(engine: Engine, prompt: str, params: SamplingParams) -> RequestOutput:
-    """Print the text as it grows; a character whose last bytes are missing waits for them."""
+    """Print the first sample as it grows; a character whose last bytes are missing waits."""
+    if params.n > 1:
+        click.echo(_heading("0", 0))
     click.echo(prompt, nl=False)
     shown, output = "", None
     for output in engine.stream(prompt, params):

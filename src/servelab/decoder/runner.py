@@ -192,7 +192,7 @@ class TorchRunner:
         logprobs: list[list[dict[int, float]] | None] = [None] * len(rows)
         place = 0
         for index in order:
-            count = len(rows[index][3])
+            count = len(rows[index][-1])  # samples
             tokens[index] = drawn[place : place + count]
             if reports and place in reports:
                 logprobs[index] = [reports[p] for p in range(place, place + count)]

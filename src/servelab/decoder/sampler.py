@@ -5,7 +5,7 @@ lower token id counts as the more likely. The draw inverts the distribution over
 tokens in the order of their ids: a row's uniform number u in [0, 1) draws the first token with
 which the probabilities add up to more than u. That number comes a long way, so that a token's draw
 does not depend on its batch: ``serving.params.uniform`` makes it from seed, child and position,
-``Sequence.draws`` asks for those of a sequence, the plan carries them in ``Row.samples``,
+``Sequence.draws`` asks for those of a sequence, the plan carries them in its rows,
 ``invert`` uses them.
 
 Assumes: the step's rows differ in their parameters: every parameter is a tensor with one entry per

@@ -244,7 +244,7 @@ class _InstantRunner:
         self.shape = shape
 
     def execute(self, plan: Plan) -> StepResult:
-        return StepResult([(0,) * len(row[3]) for row in plan.rows], 0.0)
+        return StepResult([(0,) * len(draws) for *_, draws in plan.rows], 0.0)
 
 
 def bookkeeping(spec: ModelSpec, rows: int, new: int) -> Callable[[], Work]:

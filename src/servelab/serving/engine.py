@@ -115,7 +115,6 @@ class Engine:
         Raises: ``ValueError``, ``TypeError`` for a request that can never be served; then it leaves
         no trace. ``EngineClosed``.
         """
-        self._check_open()
         request = self.limits.accept(prompt, SamplingParams() if params is None else params)
         return self.submit(request, request_id, namespace, arrival_seconds)
 
@@ -126,12 +125,15 @@ class Engine:
         namespace: Mapping[str, str] = COMMON,
         arrival_seconds: float | None = None,
     ) -> Request:
-        """Queue a request that ``limits`` has accepted, and do with it as ``add`` does."""
+        """Queue a request that ``limits`` has accepted, once, and do with it as ``add`` does."""
+        self._check_open()
+        if request.id:
+            raise ValueError(f"request {request.id!r} has been submitted already")
         arrival, seed = self._num_arrivals, request.params.seed
         if request_id is None:
             request_id = next(str(i) for i in count(arrival) if str(i) not in self._requests)
-        if not isinstance(request_id, str):
-            raise TypeError(f"a request id is text, got {request_id!r}")
+        if not isinstance(request_id, str) or not request_id:
+            raise TypeError(f"a request id is a text of its own, got {request_id!r}")
         if request_id in self._requests:
             raise ValueError(f"request id {request_id!r} is taken by an unfinished request")
         Root.of(0, namespace)  # raises for what is no namespace

@@ -125,7 +125,7 @@ class RooflineRunner:
         chunks: list[tuple[int, int]] = []
         if len(singles) < len(plan.rows):
             chunks = [pair for pair in plan.pairs if pair[0] != 1]
-        drawn = [len(row[3]) for row in plan.rows]
+        drawn = [len(draws) for *_, draws in plan.rows]
         first = self._next_token + 1
         self._next_token += sum(drawn)
         tokens: list[tuple[int, ...]]
