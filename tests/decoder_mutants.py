@@ -511,7 +511,14 @@ MUTANTS = (
         "an index may lead out of its folder",
         CHECKPOINT,
         "test_an_index",
-        "isinstance(file, str) and Path(file).name == file for",
+        "isinstance(file, str) and (folder / file).parent == folder for",
         "isinstance(file, str) for",
+    ),
+    Mutant.of(
+        "an index need not say what its files hold",
+        CHECKPOINT,
+        "test_an_index",
+        "if differ := held ^ listed.items():",
+        "if differ := listed.items() - held:",
     ),
 )

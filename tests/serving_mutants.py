@@ -432,6 +432,13 @@ MUTANTS = (
         "        if True:\n            self._end",
     ),
     Mutant.of(
+        "a runner that is taken within a step carries it out",
+        "engine.py",
+        "test_a_runner_that_is_taken_within_a_step",
+        "            self._check_open()  # again",
+        "            pass  # again",
+    ),
+    Mutant.of(
         "a step may begin within a step",
         "engine.py",
         "test_a_step_within_a_step",

@@ -236,7 +236,9 @@ _BAD_CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"rope_parameters": {"rope_type": ["llama3"]}}, r"rope_type: \['llama3'\] is not decoded"),
     ({"rms_norm_eps": 0}, "rms_norm_eps: must be a positive number, got 0"),
     ({"quantization_config": {"quant_method": "awq"}}, "quantization_config: .*awq.* is not"),
-    ({"rope_parameters": {"rope_type": "default"}, "rope_theta": -1}, "rope_theta must be greater"),
+    ({"rope_parameters": {"rope_type": "default"}, "rope_theta": -1}, "rope_theta: must be a pos"),
+    ({"rope_parameters": ..., "rope_theta": math.nan}, "rope_theta: must be a positive .* got nan"),
+    ({"rope_parameters": ..., "rope_theta": "1e4"}, "rope_theta: must be a positive .* got '1e4'"),
     ({"rope_theta": 5.0}, "rope_theta: is stated twice, as 300.0 and as 5.0"),
     ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_parameters: is stated twice, as {"),
     ({"rope_parameters": [1]}, r"rope_parameters: must be an object, got \[1\]"),
@@ -386,8 +388,11 @@ def test_an_index_that_does_not_fit_its_files_is_refused(copy: Path) -> None:
     content = json.loads(index.read_text())
     names = content["weight_map"]
     for wrong, message in (
-        (names | {"model.extra": first_shard(copy).name}, "model.extra in the weights, but not"),
-        (names | {"model.norm.weight": first_shard(copy).name}, "does not contain tensor"),
+        (names | {"model.extra": first_shard(copy).name}, "its files differ in model.extra"),
+        (names | {"model.norm.weight": first_shard(copy).name}, "differ in model.norm.weight"),
+        ({n: f for n, f in names.items() if "norm" not in n}, "differ in .*norm.weight"),
+        (names | {"model.extra": "other.safetensors"}, "other.safetensors is missing"),
+        (names | {"model.extra": ""}, "no weight_map .* to files beside it"),
         (names | {"model.extra": "../other.safetensors"}, "no weight_map .* to files beside it"),
         ([], "has no weight_map"),
     ):

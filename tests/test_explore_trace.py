@@ -239,7 +239,7 @@ def test_a_file_that_contradicts_itself_is_refused() -> None:
         del plain["header"]
 
     def other_schema(plain) -> None:
-        plain["schema"] = 2
+        plain["schema"] = 1  # where a block had its predecessor, not its place
 
     def no_blocks(plain) -> None:
         plain["header"]["num_blocks"] = 1

@@ -914,6 +914,44 @@ def test_an_abort_from_the_sink_happens_when_the_step_is_over() -> None:
     engine.verify_drained()
 
 
+def test_a_runner_that_is_taken_within_a_step_is_not_asked() -> None:
+    """It would write into the blocks of the engine that has it now."""
+    engine = CheckedEngine()
+    for prompt in ([1, 2, 3], [2]):
+        engine.add(prompt, LONG)
+
+    def take(event: object) -> None:
+        if isinstance(event, ev.Planned):
+            Engine(engine.shadow, num_blocks=4, block_size=2)
+
+    engine.also = take
+    answers = Engine.step(engine)
+    closed = "the runner is taken: another engine was made with it since"
+    assert [answer.error for answer in answers] == [f"EngineClosed: {closed}"] * 2
+    assert engine.shadow.plans == engine.unfinished == []
+    with pytest.raises(EngineClosed, match=closed):
+        engine.step()
+
+
+def test_a_sink_that_raises_at_an_abort_closes_the_engine() -> None:
+    """It raises in the middle of what the step left to do: the other aborts are not forgotten."""
+    engine = CheckedEngine(num_blocks=30)
+    requests = [engine.add(prompt, LONG) for prompt in ([1, 2, 3], [3, 2], [2])]
+
+    def abort(event: object) -> None:
+        if isinstance(event, ev.Planned):
+            assert all(engine.abort(request.id) for request in requests[:2])
+        if isinstance(event, ev.Finished):
+            raise Broken("deaf")
+
+    engine.also = abort
+    with pytest.raises(Broken):
+        engine.step()
+    assert engine.unfinished == []
+    with pytest.raises(EngineClosed, match="a step was left in the middle: Broken: deaf"):
+        engine.step()
+
+
 @pytest.mark.parametrize("kind", [ev.Admitted, ev.Planned, ev.Stepped])
 def test_a_stream_that_is_dropped_in_a_step_ends_when_it_is_over(kind: type) -> None:
     """Garbage is collected at any time, in the middle of another request's step too."""
@@ -1282,6 +1320,9 @@ def test_a_beam_that_lost_its_blocks_comes_back_in_its_turn() -> None:
 def test_only_a_held_sequence_with_room_is_continued() -> None:
     engine = CheckedEngine()
     request = steered(engine.add([1, 2], replace(GREEDY, max_tokens=2, logprobs=2)))
+    for token in (-1, 7):
+        with pytest.raises(ValueError, match=f"token id {token} is not in the vocabulary, 0 to 6"):
+            fork_beam(engine, request.sequences[0], token)
     with pytest.raises(ValueError, match=r"only a held sequence .*, got <0/0: waiting, 0/2>"):
         fork_beam(engine, request.sequences[0], 1)
     engine.step()

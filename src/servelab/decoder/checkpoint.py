@@ -202,6 +202,7 @@ def read_rope(config: Mapping[str, Any]) -> Rope:
         raise UnsupportedConfig(key, f"must be an object, got {section!r}")
     _expect(section, "partial_rotary_factor", 1, None)
     theta = _agreed("rope_theta", section.get("rope_theta"), config.get("rope_theta"), 10_000.0)
+    theta = _number({"rope_theta": theta}, "rope_theta", theta)
     plain = None if section.keys() - {"rope_theta"} else "default"
     kind = _agreed("rope_type", section.get("rope_type"), section.get("type"), plain)
     _expect({"rope_type": kind}, "rope_type", "default", "llama3")
@@ -234,10 +235,18 @@ def _files(folder: Path) -> dict[str, Path]:
     if index.is_file():
         names = _json(index).get("weight_map")
         if not isinstance(names, dict) or not all(
-            isinstance(file, str) and Path(file).name == file for file in names.values()
+            isinstance(file, str) and (folder / file).parent == folder for file in names.values()
         ):
             raise BadCheckpoint(f"{index.name} has no weight_map from tensors to files beside it")
-        return {name: folder / file for name, file in names.items()}
+        listed = {name: folder / file for name, file in names.items()}
+        held: set[tuple[str, Path]] = set()
+        for path in sorted(set(listed.values())):
+            with _opened(path) as file:
+                held |= dict.fromkeys(file.keys(), path).items()
+        if differ := held ^ listed.items():
+            wrong = _some(sorted({name for name, _ in differ}))
+            raise BadCheckpoint(f"{index.name} and its files differ in {wrong}")
+        return listed
     if single.is_file():
         with _opened(single) as file:
             return dict.fromkeys(file.keys(), single)
@@ -283,7 +292,7 @@ def _expect(config: Mapping[str, Any], key: str, *known: object) -> None:
 def _agreed(key: str, one: Any, other: Any, default: Any) -> Any:
     """Return what is stated in one of two places, or alike in both."""
     stated = [value for value in (one, other) if value is not None] or [default]
-    if stated[0] != stated[-1]:
+    if len(stated) == 2 and stated[0] != stated[1]:
         raise UnsupportedConfig(key, f"is stated twice, as {stated[0]!r} and as {stated[1]!r}")
     return stated[0]
 

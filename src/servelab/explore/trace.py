@@ -34,7 +34,7 @@ from servelab.serving.events import (
 from servelab.units import check_fields
 
 #: The version of the file format.
-SCHEMA = 1
+SCHEMA = 2
 #: Steps from one keyframe to the next.
 KEYFRAME_STEPS = 32
 

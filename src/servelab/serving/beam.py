@@ -88,9 +88,11 @@ def fork_beam(engine: Engine, parent: Sequence, token: int, logprob: float = 0.0
     """Return a new sibling of a held sequence that continues it with ``token``.
 
     Both share all that is computed; nothing is copied before one of them writes.
-    Raises: ``ValueError`` for a sequence that is not held, or that has no room for ``token`` and
-    one more: its last token needs no sequence, since nothing is computed behind it.
+    Raises: ``ValueError`` for a token that the runner does not know; for a sequence that is not
+    held, or that has no room for ``token`` and one more: its last token needs no sequence, since
+    nothing is computed behind it.
     """
+    engine.limits.check_tokens([token])
     if parent.state is not State.HELD:
         raise ValueError(f"only a held sequence is continued by its driver, got {parent!r}")
     if len(parent.token_ids) + 1 >= parent.request.max_length:

@@ -222,14 +222,14 @@ class Engine:
         self._aborts = []
         try:
             ended, fault = self._step()
+            for request in self._aborts:  # a sink that hears of one may ask for more
+                self._end(request, "abort")
         except BaseException as torn:
             self._closed = f"a step was left in the middle: {type(torn).__name__}: {torn}"
             self._requests.clear()
             raise
         finally:
-            aborts, self._aborts = self._aborts, None
-            for request in aborts:
-                self._end(request, "abort")
+            self._aborts = None
         if fault is not None and not isinstance(fault, Exception):
             raise fault
         return [request.output() for request in ended]
@@ -241,6 +241,7 @@ class Engine:
             return [], None
         self.scheduler.report(Planned.of, self.counters.steps, plan, len(self.scheduler.waiting))
         try:
+            self._check_open()  # again: a sink may have made another engine with the runner
             result = self.runner.execute(plan)
             check_result(plan, result, self.runner.reports_logprobs)
         except BaseException as error:

@@ -93,11 +93,18 @@ class Limits:
             raise TypeError(f"{rule}, got {prompt!r:.80}") from error
         if not token_ids:
             raise ValueError("a prompt needs at least one token, got none")
+        self.check_tokens(token_ids)
+        return token_ids
+
+    def check_tokens(self, token_ids: Sequence[int]) -> None:
+        """Refuse tokens that the runner does not know: on a GPU one would be the end of it.
+
+        Raises: ``ValueError``.
+        """
         largest = self.runner.vocab_size - 1
         for token in (min(token_ids), max(token_ids)):
             if not 0 <= token <= largest:
                 raise ValueError(f"token id {token} is not in the vocabulary, 0 to {largest}")
-        return token_ids
 
     def room(self, prompt_tokens: int, max_tokens: int | None) -> int:
         """Return how many tokens a prompt of that length gets, at most those it asks for.
