@@ -36,7 +36,7 @@ MUTANTS = (
         "a request is queued twice",
         "engine.py",
         "test_a_request_is_submitted_once",
-        "        if request.id:",
+        "        if request.submitted:",
         "        if False:",
     ),
     Mutant.of(

@@ -127,13 +127,13 @@ class Engine:
     ) -> Request:
         """Queue a request that ``limits`` has accepted, once, and do with it as ``add`` does."""
         self._check_open()
-        if request.id:
+        if request.submitted:
             raise ValueError(f"request {request.id!r} has been submitted already")
         arrival, seed = self._num_arrivals, request.params.seed
         if request_id is None:
             request_id = next(str(i) for i in count(arrival) if str(i) not in self._requests)
-        if not isinstance(request_id, str) or not request_id:
-            raise TypeError(f"a request id is a text of its own, got {request_id!r}")
+        if not isinstance(request_id, str):
+            raise TypeError(f"a request id is text, got {request_id!r}")
         if request_id in self._requests:
             raise ValueError(f"request id {request_id!r} is taken by an unfinished request")
         Root.of(0, namespace)  # raises for what is no namespace
@@ -142,6 +142,7 @@ class Engine:
         request.times.arrival = check_number("arrival_seconds", arrival_seconds)
         request.id, request.arrival, request.namespace = request_id, arrival, dict(namespace)
         request.seed = request_seed(self.seed, arrival) if seed is None else seed
+        request.submitted = True
         self._num_arrivals += 1
         self._requests[request_id] = request
         self.scheduler.add(request.sequences[0])

@@ -126,6 +126,7 @@ class Request:
     arrival: int = 0
     seed: int = 0
     namespace: Mapping[str, str] = field(default_factory=dict)
+    submitted: bool = False  # to an engine, which happens once
     steered: bool = False  # whether a driver, not the sampler, chooses the tokens
     error: str | None = None
     num_cached_tokens: int | None = None  # of the prompt, at its first admission
