@@ -243,7 +243,7 @@ def test_a_runner_that_another_engine_has_taken_answers_the_first_no_more(pairs:
         lambda: first.add([4, 5]),
         lambda: list(first.stream([4, 5], params)),
     ):
-        with pytest.raises(EngineClosed, match="another engine was made with it since"):
+        with pytest.raises(EngineClosed, match="another engine has bound it since"):
             ask()
     assert first.unfinished == [request]
     (answer,) = second.generate([1, 2, 3], params)
@@ -262,7 +262,7 @@ def test_the_first_call_of_an_engine_whose_runner_was_taken_raises(pairs: Pairs,
         "stream": lambda: list(first.stream([1, 2, 3])),
         "beam_search": lambda: beam_search(first, [1, 2, 3], 2, 2),
     }
-    with pytest.raises(EngineClosed, match="another engine was made with it since"):
+    with pytest.raises(EngineClosed, match="another engine has bound it since"):
         calls[ask]()
     assert first.unfinished == []
     check_pools(first.scheduler)

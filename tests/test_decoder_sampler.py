@@ -152,14 +152,14 @@ def plain(logits: list[float], ranked: list[int], params: SamplingParams, unifor
 
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.5}, {"top_k": 2}, {"logprobs": 2}])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+@pytest.mark.parametrize("wrong", [[0.0, math.nan, 1.0], [0.0, math.inf, 1.0], [-math.inf] * 3])
 def test_logits_that_are_not_finite_are_said_to_be_so(
-    wrong: float, temperature: float, filters: dict
+    wrong: list[float], temperature: float, filters: dict
 ) -> None:
     """On a GPU an index out of range, as NaN would make, costs the device."""
     draws = [(SamplingParams(temperature=temperature, **filters), (0.7,))] * 2
     with pytest.raises(ValueError, match="the model's logits are not finite"):
-        sample(torch.tensor([[0.0, 1.0, 2.0], [0.0, wrong, 1.0]]), draws)
+        sample(torch.tensor([[0.0, 1.0, 2.0], wrong]), draws)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-9, 1e9, 1e308])

@@ -924,7 +924,7 @@ def test_a_runner_that_is_taken_within_a_step_is_not_asked() -> None:
 
     engine.also = take
     answers = Engine.step(engine)
-    closed = "the runner is taken: another engine was made with it since"
+    closed = "the runner is taken: another engine has bound it since"
     assert [answer.error for answer in answers] == [f"EngineClosed: {closed}"] * 2
     assert engine.shadow.plans == engine.unfinished == []
     with pytest.raises(EngineClosed, match=closed):

@@ -242,7 +242,7 @@ def test_the_engine_hits_what_its_cache_alone_would():
 def test_a_runner_prices_only_for_the_engine_made_with_it_last():
     runner = RooflineRunner(SPEC, CHIP)
     first, last = Engine(runner, num_blocks=9), Engine(runner, num_blocks=9, block_size=32)
-    with pytest.raises(EngineClosed, match="another engine was made with it since"):
+    with pytest.raises(EngineClosed, match="another engine has bound it since"):
         first.generate(runner.new_prompt(5))
     assert last.generate(runner.new_prompt(5))[0].error is None
 

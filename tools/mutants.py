@@ -4,9 +4,9 @@
 room and name ("serving: B23 ...") hold one of the words. A table of mutants stands beside the tests
 of its room; each mutant names the test that must fail on it. Where a room has random histories,
 they are tried on each mutant too, to see what they alone would find; where its tests are slow, a
-mutant is tried on the test that it names, and no other. With ``--named`` all are: the whole table
-then takes a third of an hour instead of two. The exit code is 0 only if every named test failed,
-and all tests pass on the unchanged copy.
+mutant is tried on the test that it names, and no other. With ``--named`` all are, which takes a
+fraction of the time. The exit code is 0 only if every named test failed, and all tests pass on the
+unchanged copy.
 """
 
 from __future__ import annotations

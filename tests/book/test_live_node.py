@@ -92,7 +92,7 @@ def answers_of_node(jobs: dict[str, Any]) -> dict[str, Any]:
     done = subprocess.run(command, input=lines, capture_output=True, text=True)
     # Node shows the line of Pyodide's source too, which has a million characters.
     assert done.returncode == 0, done.stderr[-3000:]
-    return dict(zip(jobs, map(json.loads, done.stdout.splitlines()), strict=True))
+    return dict(zip(jobs, map(json.loads, done.stdout.rstrip("\n").split("\n")), strict=True))
 
 
 @pytest.mark.parametrize("stem", LIVE_STEMS)

@@ -178,7 +178,7 @@ def command(
         for output in outputs:
             for sample in output.outputs[int(stream) :]:  # of a stream the first stands there
                 if len(prompts) > 1 or n > 1:
-                    yield _heading(output.request_id, sample.index)
+                    yield _heading(output, sample.index)
                 yield f"{output.prompt}{sample.text}"
                 yield ""
         yield _closing_line(values)
@@ -245,23 +245,24 @@ def _generated(
     return [request.output() for request in requests]
 
 
-def _heading(request_id: str, index: int) -> str:
-    return f"[prompt {request_id}, sample {index}]"
+def _heading(output: RequestOutput, index: int) -> str:
+    return f"[prompt {output.request_id}, sample {index}]"
 
 
 def _streamed(engine: Engine, prompt: str, params: SamplingParams) -> RequestOutput:
     """Print the first sample as it grows; a character whose last bytes are missing waits."""
+    stream = engine.stream(prompt, params)
+    output = next(stream)  # at once: what there is before the first step, nothing
     if params.n > 1:
-        click.echo(_heading("0", 0))
+        click.echo(_heading(output, 0))
     click.echo(prompt, nl=False)
-    shown, output = "", None
-    for output in engine.stream(prompt, params):
+    shown = ""
+    for output in stream:
         text = output.outputs[0].text
         whole = text if output.finished else text.rstrip("\ufffd")
         click.echo(whole[len(shown) :], nl=False)
         shown = whole
     click.echo("\n")
-    assert output is not None  # a stream yields at least its last state
     return output
 
 

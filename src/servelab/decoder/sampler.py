@@ -47,10 +47,10 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], dict[int, 
     """
     vocabulary = logits.shape[1]  # as a token: none, since the row is no distribution
     top, best = logits.max(-1)  # (L): of equal ones the first; argmax is slower on a CPU
-    best = torch.where(top < torch.inf, best, vocabulary)  # (L)
-    if all(own.temperature == 0 and own.logprobs is None for own, _ in draws):
-        likely = _known(best.tolist(), vocabulary)
-        return [token for token, (_, own) in zip(likely, draws, strict=True) for _ in own], {}
+    best = torch.where(top.isfinite(), best, vocabulary)  # (L)
+    if all(params.temperature == 0 and params.logprobs is None for params, _ in draws):
+        likely = zip(_known(best.tolist(), vocabulary), draws, strict=True)
+        return [token for token, (_, uniforms) in likely for _ in uniforms], {}
     rows = [row for row, (_, uniforms) in enumerate(draws) for _ in uniforms]  # of each sample
     params = [params for params, uniforms in draws for _ in uniforms]  # of each sample
     uniforms = [uniform for _, uniforms in draws for uniform in uniforms]

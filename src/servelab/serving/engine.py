@@ -287,6 +287,6 @@ class Engine:
 
     def _check_open(self) -> None:
         if self.runner.shape is not self.scheduler.pool.shape:
-            raise EngineClosed("the runner is taken: another engine was made with it since")
+            raise EngineClosed("the runner is taken: another engine has bound it since")
         if self._closed is not None:
             raise EngineClosed(self._closed)

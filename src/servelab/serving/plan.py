@@ -19,7 +19,7 @@ from servelab.models import ModelSpec
 from servelab.paging import Copy, PoolShape
 from servelab.serving.request import Sequence
 
-# One sequence's share of a step: the sequence, its new tokens, its cached ones, its samples.
+# One sequence's share of a step: it, its new tokens, its cached ones, a number for each sample.
 Row = tuple[Sequence, int, int, tuple[float, ...]]
 
 
