@@ -170,7 +170,7 @@ def test_a_matrix_stands_where_the_calculators_put_it(
         assert f"stays below {said_intensity(endless)}" in answer.words
     else:
         assert f"{fewest:,} rows reach the ridge" in answer.words
-    assert answer.off == ("phase", "batch", "context", "config")
+    assert answer.off == ("phase", "batch", "context")
 
 
 @pytest.mark.parametrize("name", models.names())
@@ -187,7 +187,7 @@ def test_a_step_stands_where_the_calculators_put_it(
     assert told["limited by"][2] == bound.limiter
     said = f"limited by {bound.limiter}, at least {format_seconds(bound.seconds)}"
     assert said in answer.words
-    assert answer.off == ("config",)
+    assert answer.off == ()
     longest = models.get(name).max_context_tokens
     assert longest is not None
     assert (f"allows {longest:,} tokens at most" in answer.words) == (longest < 2048)
@@ -386,7 +386,7 @@ def test_a_pasted_config_is_a_mark_on_the_roofline_too() -> None:
     pasted = ask(roofline_panel, model=PASTED, config=config_of("llama-3-8b"))
     bundled = ask(roofline_panel, model="llama-3-8b")
     assert table_of(pasted)[1:] == table_of(bundled)[1:]
-    assert (pasted.off, bundled.off) == ((), ("config",))
+    assert (pasted.off, bundled.off) == ((), ())
     with pytest.raises(ValueError, match=r"config\.json is empty"):
         ask(roofline_panel, model=PASTED)
 
@@ -395,7 +395,7 @@ def test_a_pasted_config_answers_as_the_bundled_model_does() -> None:
     pasted = ask(memory_panel, model=PASTED, config=f"\ufeff {config_of('llama-3-8b')}\n")
     bundled = ask(memory_panel, model="llama-3-8b")
     assert table_of(pasted) == table_of(bundled)
-    assert (pasted.off, bundled.off) == ((), ("config",))
+    assert (pasted.off, bundled.off) == ((), ())
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,9 @@ def pytest(report: str, *words: str) -> Counter[str]:
     """Run pytest and count its tests; a run that broke off or found no test counts as failed."""
     path = REPORTS / f"{report}.xml"
     path.unlink(missing_ok=True)
-    code = command("pytest", "-q", "--no-header", "-ra", f"--junitxml={path}", *words)
+    # Every worker would load all of Jupyter with the plugin, which takes seconds.
+    plugins = ("--nbval",) if report == "notebooks" else ("-p", "no:nbval")
+    code = command("pytest", "-q", "--no-header", "-ra", f"--junitxml={path}", *plugins, *words)
     count = read_report(path) if path.exists() else Counter()
     if code and not count["failed"]:
         count["failed"] = 1
@@ -109,7 +111,6 @@ def unit() -> Counter[str]:
 def notebooks() -> Counter[str]:
     return pytest(
         "notebooks",
-        "--nbval",
         "--nbval-current-env",  # the notebooks name a kernel that this machine may not have
         "--nbval-cell-timeout=120",
         "-n",
@@ -138,7 +139,6 @@ def site() -> Counter[str]:
 
 
 def live() -> Counter[str]:
-    # Some tests keep a page open between them.
     return pytest("live", "-n", str(WORKERS), "--dist=loadgroup", LIVE_TESTS)
 
 

@@ -1,7 +1,4 @@
-"""A browser for the tests that need one, and what they share.
-
-Tests that share what takes seconds to start stay in one process: a page's Python, a browser.
-"""
+"""A browser for the tests that need one."""
 
 from __future__ import annotations
 
@@ -12,16 +9,6 @@ from playwright.sync_api import Browser, BrowserContext, Playwright, sync_playwr
 
 from tests.live.visits import Visit, visiting
 from tools import browser
-
-SHARED = ("kept_open", "chapter_4", "chromium")
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        for name in SHARED:
-            if name in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group(name))
 
 
 @pytest.fixture(scope="session")

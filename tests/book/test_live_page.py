@@ -149,6 +149,17 @@ def test_nothing_of_python_is_fetched_before_its_first_use(
     assert not visit.wrong
 
 
+def test_where_the_module_does_not_run_a_sentence_says_so(
+    first_visit: Visit, site: Path, address: str
+) -> None:
+    tab = first_visit.tab
+    tab.context.route("**/live.js", lambda route: route.abort())
+    tab.goto(f"{address}/{HAND_MADE.name}")
+    expect(tab.locator(".live-note")).to_contain_text("too old for it, or blocks the page's script")
+    tab.goto((site / HAND_MADE.name).as_uri())
+    expect(tab.locator(".live-note")).to_contain_text("opened as a file")
+
+
 @pytest.mark.parametrize("way", ["blocked", "spoilt"])
 @pytest.mark.parametrize("file", ["worker.js", "servelab.whl", "pyodide.asm.wasm"])
 def test_where_a_file_does_not_come_whole_a_sentence_says_so(
@@ -307,6 +318,15 @@ def test_code_that_ends_python_is_said_in_a_sentence(hand_made: Visit, ending: s
     hand_made.write(2, "n + 1")
     hand_made.run(2)
     expect(hand_made.output(2)).to_have_text("22", timeout=LIMIT)
+
+
+def test_an_exercise_is_checked_without_the_cells_above(hand_made: Visit) -> None:
+    hand_made.run(6)
+    expect(hand_made.output(6)).to_contain_text("not attempted", timeout=LIMIT)
+    hand_made.write(6, 'check("4.1", 2 * 40 * 40 * 128 * 2)')
+    hand_made.run(6)
+    expect(hand_made.output(6)).to_contain_text("passed")
+    assert numbers_asked(hand_made) == [5, 6, 6]  # the import of its section, and itself
 
 
 def test_messages_and_promises_of_a_cell_do_not_disturb_the_page(hand_made: Visit) -> None:

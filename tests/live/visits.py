@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from playwright.sync_api import BrowserContext, Locator, Request
+from playwright.sync_api import BrowserContext, Dialog, Locator, Request
 from playwright.sync_api import Page as Tab
 
 LIMIT = 30_000  # milliseconds: a guard, not a measurement
@@ -48,7 +48,7 @@ class Visit:
         """Wait until nothing runs; the limit is that of one cell."""
         while left := self.tab.locator(BUSY).count():
             fewer = f"(left) => document.querySelectorAll('{BUSY}').length < left"
-            self.tab.wait_for_function(fewer, arg=left, timeout=START_LIMIT)
+            self.tab.wait_for_function(fewer, arg=left, polling=50, timeout=START_LIMIT)
 
     def run(self, number: int) -> None:
         self.press(number, "Run")
@@ -86,7 +86,12 @@ def visiting(context: BrowserContext, address: str) -> Iterator[Visit]:
         if request.failure != "net::ERR_ABORTED":  # by the reader, who left the page
             visit.wrong.append(f"{request.failure}: {request.url}")
 
+    def on_dialog(dialog: Dialog) -> None:  # no page of ours opens one
+        visit.wrong.append(f"{dialog.type}: {dialog.message}")
+        dialog.dismiss()
+
     context.on("request", on_request)  # a worker's too
+    tab.on("dialog", on_dialog)
     tab.on("console", on_console)
     tab.on("pageerror", lambda error: visit.wrong.append(f"error: {error}"))
     tab.on("requestfailed", on_failure)

@@ -68,7 +68,10 @@ def token_slider(name: str, label: str, stops: tuple[int, ...], value: int) -> S
 
 
 def config_field() -> Field:
-    """Return the field into which a configuration is pasted."""
+    """Return the field into which a configuration is pasted.
+
+    It is never off: the choice that it belongs to is refused until something stands in it.
+    """
     label = "config.json (for the last choice of Model)"
     return Field("config", label, lines=4, placeholder='{"model_type": ...}')
 

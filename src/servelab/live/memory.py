@@ -86,7 +86,6 @@ def answer(values: Values, action: str) -> Answer:
             "memory": draw_fit(left, one, users, unit, f"Memory of {where}, {spec.name}"),
             "table": fits.table(unit),
         },
-        off=() if values["model"] == PASTED else ("config",),
     )
 
 

@@ -93,14 +93,8 @@ def answer(values: Values, action: str) -> Answer:
     return Answer(
         " ".join(words),
         {"roofline": draw_roofline(chip, dtype, marks), "table": _table(marks, chip, dtype)},
-        off=_off(values["model"]),
+        off=() if with_step else ("phase", "batch", "context"),
     )
-
-
-def _off(model: str) -> tuple[str, ...]:
-    """Return the controls that say nothing for this choice of a model."""
-    config = () if model == PASTED else ("config",)
-    return ("phase", "batch", "context", *config) if model == _NONE else config
 
 
 def _step(values: Values, dtype: str) -> Mark:
