@@ -1,12 +1,12 @@
-"""Put known bugs into a copy of the package, one by one, and see which test notices each.
+"""Put known bugs into copies of the package, one by one, and see which test notices each.
 
-``python tools/mutants.py [--named] [WORD ...]``, or ``make mutants``: all mutants, or those whose
+``python tools/mutants.py [--all] [WORD ...]``, or ``make mutants``: all mutants, or those whose
 room and name ("serving: B23 ...") hold one of the words. A table of mutants stands beside the tests
-of its room; each mutant names the test that must fail on it. Where a room has random histories,
-they are tried on each mutant too, to see what they alone would find; where its tests are slow, a
-mutant is tried on the test that it names, and no other. With ``--named`` all are, which takes a
-fraction of the time. The exit code is 0 only if every named test failed, and all tests pass on the
-unchanged copy.
+of its room; each mutant names the test that must fail on it, and is tried on that test. With
+``--all`` it is tried on all tests of its room, which takes hours, and on the random histories where
+the room has some, to see what they alone would find; where the tests are slow, on the named test
+even then. The exit code is 0 only if every named test failed, and all tests pass on the unchanged
+copies.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -27,6 +31,9 @@ sys.path.insert(0, str(ROOT))
 from tests import decoder_mutants, paging_mutants, serving_mutants, triton_mutants  # noqa: E402
 
 TABLES = (paging_mutants, serving_mutants, decoder_mutants, triton_mutants)
+
+# Of the package: a mutant in each, tried side by side.
+COPIES = 2
 
 # For the tests of one mutant, which take a minute at most on a busy machine.
 LIMIT_SECONDS = 300
@@ -65,7 +72,17 @@ def failures(
     has_histories = histories_too and table.HISTORIES
     script = _HISTORIES.format(module=table.HISTORIES) if has_histories else ""
     histories = start(package, "-c", script)
-    words = ("-m", "pytest", "-v", "--tb=no", "-p", "no:cacheprovider", *table.TESTS)
+    words = (
+        "-m",
+        "pytest",
+        "-v",
+        "--tb=no",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:nbval",
+        *table.TESTS,
+    )
     words += ("-k", killer) if killer else ()
     tests = start(package, *words, **getattr(table, "ENVIRONMENT", {}))
     output, in_time = finished(tests)
@@ -103,52 +120,72 @@ def is_chosen(name: str, words: list[str]) -> bool:
     return not words or any(word in name for word in words)
 
 
+def copied(folder: Path) -> Path:
+    """Copy the package into a folder, make sure that it is what runs from there, and return it."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "src" / "servelab", folder / "servelab", ignore=ignored)
+    where = "import servelab; print(servelab.__file__)"
+    found, _ = start(folder, "-c", where).communicate()
+    if Path(found.strip()).parent != folder / "servelab":
+        raise RuntimeError(f"not the copy is what runs, but {found}")
+    return folder
+
+
+def tried(
+    package: Path, table: ModuleType, mutant: paging_mutants.Mutant, on_all: bool
+) -> tuple[list[str], bool]:
+    """Put a mutant into a copy, return what `failures` finds, and take it out again."""
+    file = package / "servelab" / table.ROOM / mutant.file
+    text = file.read_text(encoding="utf-8")
+    file.write_text(mutated(text, mutant), encoding="utf-8")
+    named_only = not on_all or getattr(table, "NAMED_ONLY", False)
+    found = failures(package, table, mutant.killer if named_only else "", on_all)
+    file.write_text(text, encoding="utf-8")
+    return found
+
+
 def main(words: list[str]) -> int:
     """Try the mutants; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("words", nargs="*", help="of the names of the mutants to try")
-    parser.add_argument("--named", action="store_true", help="only on the test that each names")
+    parser.add_argument("--all", action="store_true", help="on all tests and random histories")
     asked = parser.parse_args(words)
-    survivors: list[str] = []
-    tried = by_histories = 0
-    with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder)
-        shutil.copytree(
-            ROOT / "src" / "servelab",
-            package / "servelab",
-            ignore=shutil.ignore_patterns("__pycache__"),
-        )
-        for table in TABLES:
-            chosen = [m for m in table.MUTANTS if is_chosen(f"{table.ROOM}: {m.name}", asked.words)]
-            if not chosen:
-                continue
-            room = package / "servelab" / table.ROOM
-            where = f"import servelab.{table.ROOM} as room; print(room.__file__)"
-            found, _ = start(package, "-c", where).communicate()
-            if Path(found.strip()).parent != room:
-                raise RuntimeError(f"not the copy is what runs, but {found}")
-            if any(failed := failures(package, table)):
+    survived = by_histories = 0
+    chosen = [
+        (table, mutant)
+        for table in TABLES
+        for mutant in table.MUTANTS
+        if is_chosen(f"{table.ROOM}: {mutant.name}", asked.words)
+    ]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(COPIES) as pool:
+        copies: SimpleQueue[Path] = SimpleQueue()
+        for number in range(COPIES):
+            copies.put(copied(Path(folder, str(number))))
+
+        def on_a_copy(task: Callable[..., tuple[list[str], bool]], *of: Any) -> Any:
+            package = copies.get()
+            try:
+                return task(package, *of)
+            finally:
+                copies.put(package)
+
+        tables = list(dict.fromkeys(table for table, _ in chosen))
+        for failed in pool.map(lambda table: on_a_copy(failures, table), tables):
+            if any(failed):
                 raise RuntimeError(f"without any mutant, tests or histories fail: {failed}")
-            for mutant in chosen:
-                file = room / mutant.file
-                text = file.read_text(encoding="utf-8")
-                file.write_text(mutated(text, mutant), encoding="utf-8")
-                named = asked.named or getattr(table, "NAMED_ONLY", False)
-                only = mutant.killer if named else ""
-                names, random = failures(package, table, only, not asked.named)
-                file.write_text(text, encoding="utf-8")
-                tried, by_histories = tried + 1, by_histories + random
-                killer = next((name for name in names if name.startswith(mutant.killer)), None)
-                if killer is None:
-                    survivors.append(mutant.name)
-                others = f" and {len(names) - 1} more" if killer and len(names) > 1 else ""
-                verdict = f"{killer}{others}" if killer else f"SURVIVES {mutant.killer}: {names}"
-                seen = "; also in histories" if random else "; not in histories"
-                verdict += "" if asked.named else seen
-                print(f"{table.ROOM}: {mutant.name}\n    {verdict}", flush=True)
-    alone = "" if asked.named else f"; histories alone found {by_histories}"
-    print(f"{tried} mutants, {len(survivors)} survived{alone}")
-    return 1 if survivors or not tried else 0
+        trials = pool.map(lambda one: on_a_copy(tried, *one, asked.all), chosen)
+        for (table, mutant), (names, random) in zip(chosen, trials, strict=True):
+            killer = next((name for name in names if name.startswith(mutant.killer)), None)
+            survived, by_histories = survived + (killer is None), by_histories + random
+            others = f" and {len(names) - 1} more" if killer and len(names) > 1 else ""
+            verdict = f"{killer}{others}" if killer else f"SURVIVES {mutant.killer}: {names}"
+            seen = "; also in histories" if random else "; not in histories"
+            print(
+                f"{table.ROOM}: {mutant.name}\n    {verdict}{seen if asked.all else ''}", flush=True
+            )
+    alone = f"; histories alone found {by_histories}" if asked.all else ""
+    print(f"{len(chosen)} mutants, {survived} survived{alone}")
+    return 1 if survived or not chosen else 0
 
 
 if __name__ == "__main__":
