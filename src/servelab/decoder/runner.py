@@ -253,8 +253,6 @@ class TorchRunner:
             query_starts=query_starts.to(torch.int32),
             context_lens=context_lens.to(torch.int32),
             rows=pairs,
-            max_new_tokens=max(new_tokens),
-            max_context_len=max(contexts),
         )
         return batch, last_places, draws
 
