@@ -14,7 +14,7 @@ of activations and of recurrent state (``reserve_bytes`` keeps room for them).
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import count, islice
 
 from servelab import memory
 from servelab.hardware import Accelerator
@@ -75,8 +75,7 @@ class RooflineRunner:
         self.tokenizer: Tokenizer | None = None
         self.eos_token_ids: frozenset[int] = frozenset()
         self.reports_logprobs = False
-        self._next_token = _FIRST_OWN_TOKEN
-        self._block_bytes = 0
+        self._own_tokens = count(_FIRST_OWN_TOKEN)  # each is given once
 
     def new_prompt(self, num_tokens: int, shared: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Return a prompt that begins with the ``shared`` tokens and goes on as no other does.
@@ -92,9 +91,8 @@ class RooflineRunner:
         own = check_count("num_tokens", num_tokens) - len(shared)
         if own < 0:
             raise ValueError(f"a prompt of {num_tokens} tokens cannot share {len(shared)}")
-        self._next_token += 1
         # One number for all of them: a prefix is found only behind all that stands before it.
-        return shared + (self._next_token,) * own
+        return shared + (next(self._own_tokens),) * own
 
     def available_kv_bytes(self, utilization: float) -> int:
         """Return what the chip has left for the cache, by the budget of `servelab.memory`.
@@ -126,23 +124,14 @@ class RooflineRunner:
         if len(singles) < len(plan.rows):
             chunks = [pair for pair in plan.pairs if pair[0] != 1]
         drawn = [len(draws) for *_, draws in plan.rows]
-        first = self._next_token + 1
-        self._next_token += sum(drawn)
         tokens: list[tuple[int, ...]]
         if drawn.count(1) == len(drawn):  # a step of decodes, as most are
-            tokens = list(zip(range(first, first + len(drawn))))
+            tokens = list(zip(islice(self._own_tokens, len(drawn))))
         else:
-            numbers = iter(range(first, self._next_token + 1))
-            tokens = [tuple(islice(numbers, count)) for count in drawn]
-        price = self.pricer.price_parts(singles, chunks, sum(drawn))
-        seconds = price.seconds / self.efficiency + self.overhead_seconds
-        if plan.copies or plan.swap_in or plan.swap_out:
-            seconds += self._move_seconds(len(plan.copies), len(plan.swap_in) + len(plan.swap_out))
-        return StepResult(tokens, seconds)
-
-    def _move_seconds(self, copied: int, swapped: int) -> float:
-        """Return the time of copying blocks, read and written, and of swapping blocks."""
-        return (
-            2 * copied * self._block_bytes / self.chip.bandwidth_bytes_per_second
-            + swapped * self._block_bytes / self.host_link_bytes_per_second
-        ) / self.efficiency
+            tokens = [tuple(islice(self._own_tokens, samples)) for samples in drawn]
+        seconds = self.pricer.price_parts(singles, chunks, sum(drawn)).seconds
+        copied_bytes = 2 * len(plan.copies) * self._block_bytes  # read and written
+        swapped_bytes = (len(plan.swap_in) + len(plan.swap_out)) * self._block_bytes
+        seconds += copied_bytes / self.chip.bandwidth_bytes_per_second
+        seconds += swapped_bytes / self.host_link_bytes_per_second
+        return StepResult(tokens, seconds / self.efficiency + self.overhead_seconds)
