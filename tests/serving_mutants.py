@@ -115,10 +115,10 @@ MUTANTS = (
         "B23 pre-emption loses the newest token",
         "scheduler.py",
         "test_b23",
-        "        table_of(sequence).free()\n",
-        "        table_of(sequence).free()\n"
-        "        if sequence.output_token_ids:\n"
-        "            sequence.token_ids.pop()\n",
+        "            self.release(victim, State.HELD if held else State.PREEMPTED)\n",
+        "            self.release(victim, State.HELD if held else State.PREEMPTED)\n"
+        "            if victim.output_token_ids:\n"
+        "                victim.token_ids.pop()\n",
     ),
     Mutant.of(
         "B24 behind its prompt a sequence is taken for one that decodes",
@@ -203,8 +203,8 @@ MUTANTS = (
         "B32 the end of a sequence leaves its blocks held",
         "scheduler.py",
         "test_b32",
-        "            sequence.table.free()\n            sequence.table = None\n",
-        "            sequence.table = None\n",
+        "        self.release(sequence, State.FINISHED)\n",
+        "        sequence.table, sequence.state = None, State.FINISHED\n",
     ),
     Mutant.of(
         "B34 the end of a sequence is worked through twice",
@@ -477,7 +477,7 @@ MUTANTS = (
         "victims whose blocks never reached the CPU are swapped in",
         "engine.py",
         "test_victims_swapped_out",
-        "                self.scheduler.recompute(sequence)\n",
+        "                self.scheduler.release(sequence, State.PREEMPTED)\n",
         "                pass\n",
     ),
     Mutant.of(

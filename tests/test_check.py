@@ -558,7 +558,7 @@ def test_admission_is_that_of_the_scheduler() -> None:
     chapter = pytest.importorskip("servelab.check.chapter08")
     chunked = refused = 0
     for waiting, seats, budget, free, size in room.exercise("8.4").trial_inputs():  # type: ignore[attr-defined]
-        scheduler = Scheduler(free + 1, size, 0, budget, seats, False, None)
+        scheduler = Scheduler(paging.PoolShape(free + 1, size), 0, budget, seats, False, None)
         for place, tokens in enumerate(waiting):
             scheduler.add(sequence_that_waits(place, tokens))
         rows = scheduler.schedule().rows

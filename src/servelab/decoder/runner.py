@@ -29,7 +29,7 @@ from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import PoolShape
 from servelab.serving.plan import Plan, Row, RunnerLost, StepResult, Tokenizer
 from servelab.serving.request import table_of
-from servelab.units import GiB, check_count
+from servelab.units import GiB
 
 _MAX_GRAPH_ROWS = 256  # of a decode step that is a CUDA graph; larger ones compute long enough
 
@@ -127,7 +127,6 @@ class TorchRunner:
         Raises: ``ValueError`` for a pool that the backend cannot address, ``MemoryError`` for one
         too large.
         """
-        check_count("num_swap_blocks", num_swap_blocks, minimum=0)
         heads = self.spec.layers[0].plain()[0]
         # A backend addresses one layer, keys and values, so there are 2 x slots.
         shape.check_addressable(self.attention.index_bits, 2 * heads.num_kv_heads * heads.head_dim)

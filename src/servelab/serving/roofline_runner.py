@@ -22,7 +22,7 @@ from servelab.models import ModelSpec
 from servelab.paging import PoolShape
 from servelab.roofline import Pricer
 from servelab.serving.plan import Plan, StepResult, Tokenizer
-from servelab.units import check_count, check_number, check_positive, check_share
+from servelab.units import GiB, check_count, check_number, check_positive, check_share
 
 #: 16 lanes of 16 GT/s, 128 of 130 bits payload: PCIe 4.0 in one direction, before packet headers.
 PCIE_4_BYTES_PER_SECOND = 16 * 16e9 * 128 / 130 / 8
@@ -113,9 +113,18 @@ class RooflineRunner:
         return budget.available_bytes
 
     def bind(self, shape: PoolShape, num_swap_blocks: int = 0) -> None:
-        """Note the size of a block; there is nothing to make room for."""
+        """Note the size of a block; there is nothing to make room for.
+
+        Raises: ``MemoryError`` for a pool larger than the chip's memory.
+        """
         per_token = self.spec.kv_bytes_per_token(kv_dtype=self.kv_dtype, view="reserved")
         self.shape, self._block_bytes = shape, shape.block_size * per_token
+        pool_bytes, memory_bytes = shape.num_blocks * self._block_bytes, self.chip.memory_bytes
+        if pool_bytes > memory_bytes:
+            raise MemoryError(
+                f"a pool of {shape.num_blocks} blocks needs {pool_bytes / GiB:.1f} GiB, "
+                f"{self.chip.name} has {memory_bytes / GiB:.1f}"
+            )
 
     def execute(self, plan: Plan) -> StepResult:
         """Return the step's time, and a new number for each token that it draws."""
