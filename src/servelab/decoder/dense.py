@@ -115,7 +115,7 @@ class DenseDecoder(nn.Module):
     def _initialise(self, seed: int, std: float) -> None:
         """Draw matrices from one CPU generator, so that every device has the same weights."""
         generator = torch.Generator().manual_seed(seed)
-        for parameter in self.parameters():
+        for name, parameter in self.named_parameters():
             if parameter.is_meta:
                 return
             if parameter.dim() == 2:
@@ -123,9 +123,8 @@ class DenseDecoder(nn.Module):
                     0.0, std, generator=generator
                 )
                 parameter.copy_(drawn)
-        for module in self.modules():
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                module.bias.zero_()
+            elif name.endswith("bias"):
+                parameter.zero_()
 
     def forward(
         self, tokens: Tensor, cache: DenseCache | None = None, last_only: bool = False
