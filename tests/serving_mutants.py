@@ -14,7 +14,7 @@ HISTORIES = "tests.test_serving_stateful"  # its `run_histories()` is tried on e
 _END_ALL = """            for request in requests:
                 self._abort(request)
 """
-_CONTINUE = "(sequence.certain or sequence.draws()) if new == pending else ()"
+_CONTINUE = "(sequence.certain or sequence.samples()) if new == pending else ()"
 
 MUTANTS = (
     # --- scheduler: who gets what ---------------------------------------------------------------
@@ -100,7 +100,7 @@ MUTANTS = (
         "scheduler.py",
         "test_b44",
         _CONTINUE,
-        "tuple((number + len(plan.rows) / 9) % 1 for number in sequence.draws()) "
+        "tuple((number + len(plan.rows) / 9) % 1 for number in sequence.samples()) "
         "if new == pending else ()",
     ),
     Mutant.of(
@@ -108,7 +108,7 @@ MUTANTS = (
         "scheduler.py",
         "test_a_request_waits",
         _CONTINUE,
-        "sequence.draws()",
+        "sequence.samples()",
     ),
     # --- scheduler: pre-emption -----------------------------------------------------------------
     Mutant.of(
@@ -321,8 +321,8 @@ MUTANTS = (
         "children share one list of tokens",
         "request.py",
         "test_b02",
-        "Sequence(self, self._num_children, list(token_ids))",
-        "Sequence(self, self._num_children, token_ids)",
+        "Sequence(self, next(self._children), list(token_ids))",
+        "Sequence(self, next(self._children), token_ids)",
     ),
     Mutant.of(
         "B29 all children draw with one number",

@@ -550,7 +550,7 @@ def sequence_that_waits(place: int, tokens: int) -> Any:
     """What the scheduler looks at of a sequence."""
     return SimpleNamespace(
         rank=(place, 0), name=str(place), token_ids=[0] * tokens, seats=1, state=State.WAITING,
-        num_computed_tokens=0, draws=tuple, request=SimpleNamespace(namespace={}), table=None,
+        num_computed_tokens=0, samples=tuple, request=SimpleNamespace(namespace={}), table=None,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from servelab.decoder.compiled import CompiledDecode
 from servelab.decoder.graphs import DecodeGraphs
 from servelab.decoder.kv_store import KvStore, transfer
 from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder, dtype_of
-from servelab.decoder.sampler import Draw, sample
+from servelab.decoder.sampler import Samples, sample
 from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import PoolShape
 from servelab.serving.plan import Plan, Row, RunnerLost, StepResult, Tokenizer
@@ -186,8 +186,8 @@ class TorchRunner:
         tokens: list[list[int]] = [[] for _ in rows]
         if not rows:
             return tokens, None
-        batch, last, draws = self._stage([rows[index] for index in order])
-        drawn, reports = sample(self.logits(batch, last), draws)
+        batch, last, samples = self._stage([rows[index] for index in order])
+        drawn, reports = sample(self.logits(batch, last), samples)
         logprobs: list[list[dict[int, float]] | None] = [None] * len(rows)
         place = 0
         for index in order:
@@ -210,7 +210,7 @@ class TorchRunner:
     def _forward(self, batch: StepBatch, last: Tensor | slice) -> Tensor:
         return self.model.forward(batch, self.store.data, self.attention, last)
 
-    def _stage(self, rows: SequenceOf[Row]) -> tuple[StepBatch, Tensor, list[Draw]]:
+    def _stage(self, rows: SequenceOf[Row]) -> tuple[StepBatch, Tensor, list[Samples]]:
         """Return a step's tensors, the places to draw from, and what to draw there."""
         tables = self._tables
         tokens: list[int] = []
@@ -218,14 +218,14 @@ class TorchRunner:
         slots: list[int] = []
         table_rows: list[int] = []
         last: list[int] = []
-        draws: list[Draw] = []
+        samples: list[Samples] = []
         sequences, new_tokens, cached_tokens, _ = zip(*rows, strict=True)
         pairs = list(zip(new_tokens, cached_tokens, strict=True))
         contexts = [new + cached for new, cached in pairs]
         width = self.store.shape.blocks_for(max(contexts))
         held = [table_of(sequence) for sequence in sequences]
         tables.begin([table.id for table in held], width)
-        for (sequence, new, cached, samples), table in zip(rows, held, strict=True):
+        for (sequence, new, cached, numbers), table in zip(rows, held, strict=True):
             if new == 1:  # as nearly always; a list of one takes three times as long
                 tokens.append(sequence.token_ids[cached])
                 positions.append(cached)
@@ -235,9 +235,9 @@ class TorchRunner:
                 positions += range(cached, cached + new)
                 slots += table.slots(cached, cached + new)
             table_rows.append(tables.place(table, cached, cached + new, slots[-1]))
-            if samples:
+            if numbers:
                 last.append(len(tokens) - 1)
-                draws.append((sequence.request.params, samples))
+                samples.append((sequence.request.params, numbers))
         starts = [0, *accumulate(new_tokens)]
         per_token, per_row = [tokens, positions, slots], [table_rows, starts, contexts, last]
         sent = upload(self.device, [tables.places, tables.blocks, *per_token, *per_row])
@@ -253,7 +253,7 @@ class TorchRunner:
             context_lens=context_lens.to(torch.int32),
             rows=pairs,
         )
-        return batch, last_places, draws
+        return batch, last_places, samples
 
 
 def _backend(attention: str | AttentionBackend | None, device: torch.device) -> AttentionBackend:

@@ -5,7 +5,7 @@ lower token id counts as the more likely. The draw inverts the distribution over
 tokens in the order of their ids: a row's uniform number u in [0, 1) draws the first token with
 which the probabilities add up to more than u. That number comes a long way, so that a token's draw
 does not depend on its batch: ``serving.params.uniform`` makes it from seed, child and position,
-``Sequence.draws`` asks for those of a sequence, the plan carries them in its rows,
+``Sequence.samples`` asks for those of a sequence, the plan carries them in its rows,
 ``invert`` uses them.
 
 Assumes: the step's rows differ in their parameters: every parameter is a tensor with one entry per
@@ -24,19 +24,21 @@ from torch import Tensor
 from servelab.decoder.staging import upload
 from servelab.serving.params import SamplingParams
 
-# What to draw from one row of logits: its parameters, and a uniform number for each sample.
-Draw = tuple[SamplingParams, tuple[float, ...]]
+# What to draw from one row of logits: its parameters, and its samples, a uniform number for each.
+Samples = tuple[SamplingParams, tuple[float, ...]]
 
 # Shapes below: L rows of logits, V vocabulary, P samples (more than rows where n > 1), C samples
 # drawn by chance, F of them with a filter, A samples with log-probabilities, T tops of each.
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], dict[int, dict[int, float]]]:
+def sample(
+    logits: Tensor, samples: Sequence[Samples]
+) -> tuple[list[int], dict[int, dict[int, float]]]:
     """Return a token per sample, and log-probabilities by sample, where its row asks for them.
 
     One copy to the host, whatever is asked.
 
-    Parameters: ``logits`` (L, V); ``draws`` one for each row of them.
+    Parameters: ``logits`` (L, V); ``samples`` of each row of them.
     Returns: tokens; and a mapping from token to log-probability (natural, before temperature and
     filters): of the drawn token, then of the most likely ones.
     Raises: ``ValueError`` where the largest logit of a row is no finite number: NaN, or overflow.
@@ -48,12 +50,12 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], dict[int, 
     vocabulary = logits.shape[1]  # as a token: none, since the row is no distribution
     top, best = logits.max(-1)  # (L): of equal ones the first; argmax is slower on a CPU
     best = torch.where(top.isfinite(), best, vocabulary)  # (L)
-    if all(params.temperature == 0 and params.logprobs is None for params, _ in draws):
-        likely = zip(_known(best.tolist(), vocabulary), draws, strict=True)
+    if all(params.temperature == 0 and params.logprobs is None for params, _ in samples):
+        likely = zip(_known(best.tolist(), vocabulary), samples, strict=True)
         return [token for token, (_, uniforms) in likely for _ in uniforms], {}
-    rows = [row for row, (_, uniforms) in enumerate(draws) for _ in uniforms]  # of each sample
-    params = [params for params, uniforms in draws for _ in uniforms]  # of each sample
-    uniforms = [uniform for _, uniforms in draws for uniform in uniforms]
+    rows = [row for row, (_, uniforms) in enumerate(samples) for _ in uniforms]  # of each sample
+    params = [params for params, uniforms in samples for _ in uniforms]  # of each sample
+    uniforms = [uniform for _, uniforms in samples for uniform in uniforms]
     by_chance = [place for place, own in enumerate(params) if own.temperature > 0]
     heated = [params[place] for place in by_chance]
     limited = [place for place, own in enumerate(heated) if own.top_k or own.top_p < 1]

@@ -132,12 +132,12 @@ class RooflineRunner:
         chunks: list[tuple[int, int]] = []
         if len(singles) < len(plan.rows):
             chunks = [pair for pair in plan.pairs if pair[0] != 1]
-        drawn = [len(draws) for *_, draws in plan.rows]
+        drawn = [len(samples) for *_, samples in plan.rows]
         tokens: list[tuple[int, ...]]
         if drawn.count(1) == len(drawn):  # a step of decodes, as most are
             tokens = list(zip(islice(self._own_tokens, len(drawn))))
         else:
-            tokens = [tuple(islice(self._own_tokens, samples)) for samples in drawn]
+            tokens = [tuple(islice(self._own_tokens, number)) for number in drawn]
         seconds = self.pricer.price_parts(singles, chunks, sum(drawn)).seconds
         copied_bytes = 2 * len(plan.copies) * self._block_bytes  # read and written
         swapped_bytes = (len(plan.swap_in) + len(plan.swap_out)) * self._block_bytes

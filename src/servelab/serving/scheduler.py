@@ -112,7 +112,7 @@ class Scheduler:
             new = pending if pending < budget else budget
             if not table.fill(new) and not self._grow(sequence, table, new, plan):
                 break  # it was the youngest itself, so nobody is behind it
-            samples = (sequence.certain or sequence.draws()) if new == pending else ()
+            samples = (sequence.certain or sequence.samples()) if new == pending else ()
             plan.rows.append((sequence, new, cached, samples))
             budget -= new
             seats -= 1
@@ -145,7 +145,7 @@ class Scheduler:
             insort(self.running, self.waiting.popleft(), key=_rank)
             back_from, sequence.state = _BACK_FROM.get(sequence.state), State.RUNNING
             cached, table = sequence.num_computed_tokens, table_of(sequence).id
-            samples = sequence.draws() if cached + new == len(sequence.token_ids) else ()
+            samples = sequence.samples() if cached + new == len(sequence.token_ids) else ()
             plan.rows.append((sequence, new, cached, samples))
             budget -= new
             seats -= sequence.seats
