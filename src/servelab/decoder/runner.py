@@ -219,11 +219,10 @@ class TorchRunner:
         table_rows: list[int] = []
         last: list[int] = []
         samples: list[Samples] = []
-        sequences, new_tokens, cached_tokens, _ = zip(*rows, strict=True)
-        pairs = list(zip(new_tokens, cached_tokens, strict=True))
+        pairs = [(new, cached) for _, new, cached, _ in rows]
         contexts = [new + cached for new, cached in pairs]
-        width = self.store.shape.blocks_for(max(contexts))
-        held = [table_of(sequence) for sequence in sequences]
+        width = self.shape.blocks_for(max(contexts))
+        held = [table_of(sequence) for sequence, *_ in rows]
         tables.begin([table.id for table in held], width)
         for (sequence, new, cached, numbers), table in zip(rows, held, strict=True):
             if new == 1:  # as nearly always; a list of one takes three times as long
@@ -238,7 +237,7 @@ class TorchRunner:
             if numbers:
                 last.append(len(tokens) - 1)
                 samples.append((sequence.request.params, numbers))
-        starts = [0, *accumulate(new_tokens)]
+        starts = [*accumulate((new for new, _ in pairs), initial=0)]
         per_token, per_row = [tokens, positions, slots], [table_rows, starts, contexts, last]
         sent = upload(self.device, [tables.places, tables.blocks, *per_token, *per_row])
         tables.write(*sent[:2])
