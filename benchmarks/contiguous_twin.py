@@ -49,7 +49,7 @@ class ContiguousRows:
         self, layer_cache: Tensor, q: Tensor, batch: StepBatch, scale: float, window: int | None
     ) -> Tensor:
         """Return what the queries (N, H, d) read, in the same shape."""
-        rows, keys, new = len(batch.rows), batch.max_context_len, batch.max_new_tokens
+        rows, keys, new = len(batch.rows), batch.max_context_len, batch.rows[0][0]
         k, v = (
             held.unflatten(0, (self.rows, self.room_tokens))[:rows, :keys].transpose(1, 2)
             for held in self._layers[layer_cache.data_ptr()]

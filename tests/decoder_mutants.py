@@ -177,8 +177,8 @@ MUTANTS = (
         "test_b43_every_row",
         "tables.begin([table.id for table in held], width)",
         "tables.begin(list(range(len(held))), width)",
-        "for (sequence, new, cached, samples), table in zip(rows, held, strict=True):",
-        "for at, ((sequence, new, cached, samples), table) in enumerate(zip(rows, held)):\n"
+        "for (sequence, new, cached, numbers), table in zip(rows, held, strict=True):",
+        "for at, ((sequence, new, cached, numbers), table) in enumerate(zip(rows, held)):\n"
         "            import types\n"
         "            known = types.SimpleNamespace(id=at, blocks=table.blocks)",
         "tables.place(table, cached, cached + new, slots[-1])",

@@ -101,7 +101,7 @@ class World:
         assert sequence.table is not None
         self.copies += sequence.table.append(new)
         sequence.num_computed_tokens += new
-        return Row(sequence, new, cached, sequence.draws() if sampled else ())
+        return Row(sequence, new, cached, sequence.samples() if sampled else ())
 
     def step(self, rows: list[Row]) -> SequenceOf[SequenceOf[int]]:
         """Run the rows; append the token of every sequence that has no other left."""

@@ -14,7 +14,7 @@ HISTORIES = "tests.test_serving_stateful"  # its `run_histories()` is tried on e
 _END_ALL = """            for request in requests:
                 self._abort(request)
 """
-_CONTINUE = "(sequence.certain or sequence.draws()) if new == pending else ()"
+_CONTINUE = "(sequence.certain or sequence.samples()) if new == pending else ()"
 
 MUTANTS = (
     # --- scheduler: who gets what ---------------------------------------------------------------
@@ -100,7 +100,7 @@ MUTANTS = (
         "scheduler.py",
         "test_b44",
         _CONTINUE,
-        "tuple((number + len(plan.rows) / 9) % 1 for number in sequence.draws()) "
+        "tuple((number + len(plan.rows) / 9) % 1 for number in sequence.samples()) "
         "if new == pending else ()",
     ),
     Mutant.of(
@@ -108,17 +108,17 @@ MUTANTS = (
         "scheduler.py",
         "test_a_request_waits",
         _CONTINUE,
-        "sequence.draws()",
+        "sequence.samples()",
     ),
     # --- scheduler: pre-emption -----------------------------------------------------------------
     Mutant.of(
         "B23 pre-emption loses the newest token",
         "scheduler.py",
         "test_b23",
-        "        table_of(sequence).free()\n",
-        "        table_of(sequence).free()\n"
-        "        if sequence.output_token_ids:\n"
-        "            sequence.token_ids.pop()\n",
+        "            self.release(victim, State.HELD if held else State.PREEMPTED)\n",
+        "            self.release(victim, State.HELD if held else State.PREEMPTED)\n"
+        "            if victim.output_token_ids:\n"
+        "                victim.token_ids.pop()\n",
     ),
     Mutant.of(
         "B24 behind its prompt a sequence is taken for one that decodes",
@@ -203,8 +203,8 @@ MUTANTS = (
         "B32 the end of a sequence leaves its blocks held",
         "scheduler.py",
         "test_b32",
-        "            sequence.table.free()\n            sequence.table = None\n",
-        "            sequence.table = None\n",
+        "        self.release(sequence, State.FINISHED)\n",
+        "        sequence.table, sequence.state = None, State.FINISHED\n",
     ),
     Mutant.of(
         "B34 the end of a sequence is worked through twice",
@@ -321,8 +321,8 @@ MUTANTS = (
         "children share one list of tokens",
         "request.py",
         "test_b02",
-        "Sequence(self, self._num_children, list(token_ids))",
-        "Sequence(self, self._num_children, token_ids)",
+        "Sequence(self, next(self._children), list(token_ids))",
+        "Sequence(self, next(self._children), token_ids)",
     ),
     Mutant.of(
         "B29 all children draw with one number",
@@ -477,7 +477,7 @@ MUTANTS = (
         "victims whose blocks never reached the CPU are swapped in",
         "engine.py",
         "test_victims_swapped_out",
-        "                self.scheduler.recompute(sequence)\n",
+        "                self.scheduler.release(sequence, State.PREEMPTED)\n",
         "                pass\n",
     ),
     Mutant.of(

@@ -18,7 +18,7 @@ import pytest
 
 import servelab
 from servelab import hardware, memory, models, roofline, units
-from servelab.decoder import DenseCache, DenseDecoder, greedy
+from servelab.decoder import DenseCache, DenseDecoder, Rope, greedy
 from servelab.hardware import Accelerator
 from servelab.models import Attention, LayerSpec, Linear, Mlp, ModelSpec
 from servelab.roofline import Cost, Operator
@@ -397,9 +397,10 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, list[Any]]]
     ),
     "DenseDecoder": (
         DenseDecoder,
-        {"spec": TINY, "rope_theta": 1e4, "norm_eps": 1e-5, "init_std": 0.02},
-        {"rope_theta": NOT_POSITIVE, "norm_eps": NOT_POSITIVE, "init_std": NOT_POSITIVE},
+        {"spec": TINY, "norm_eps": 1e-5, "init_std": 0.02},
+        {"norm_eps": NOT_POSITIVE, "init_std": NOT_POSITIVE},
     ),
+    "Rope": (Rope, {"theta": 1e4}, {"theta": NOT_POSITIVE}),
     "DenseCache": (
         DenseCache,
         {"spec": TINY, "batch": 1, "max_tokens": 1},

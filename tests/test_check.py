@@ -550,7 +550,7 @@ def sequence_that_waits(place: int, tokens: int) -> Any:
     """What the scheduler looks at of a sequence."""
     return SimpleNamespace(
         rank=(place, 0), name=str(place), token_ids=[0] * tokens, seats=1, state=State.WAITING,
-        num_computed_tokens=0, draws=tuple, request=SimpleNamespace(namespace={}), table=None,
+        num_computed_tokens=0, samples=tuple, request=SimpleNamespace(namespace={}), table=None,
     )  # fmt: skip
 
 
@@ -558,7 +558,7 @@ def test_admission_is_that_of_the_scheduler() -> None:
     chapter = pytest.importorskip("servelab.check.chapter08")
     chunked = refused = 0
     for waiting, seats, budget, free, size in room.exercise("8.4").trial_inputs():  # type: ignore[attr-defined]
-        scheduler = Scheduler(free + 1, size, 0, budget, seats, False, None)
+        scheduler = Scheduler(paging.PoolShape(free + 1, size), 0, budget, seats, False, None)
         for place, tokens in enumerate(waiting):
             scheduler.add(sequence_that_waits(place, tokens))
         rows = scheduler.schedule().rows

@@ -287,7 +287,7 @@ def test_what_cannot_be_run_is_refused(pairs: Pairs) -> None:
     with pytest.raises(RuntimeError, match="no pool yet"):
         runner.execute(Plan())
     with pytest.raises(MemoryError, match=r"a pool of 1000000000000 blocks needs .* GiB on cpu"):
-        runner.bind(PoolShape(10**12, 1024))
+        Engine(runner, num_blocks=10**12, block_size=1024)
     runner.attention.index_bits = 32
     with pytest.raises(ValueError, match="largest index of 32 bits"):
         runner.bind(PoolShape(2**22 + 1, 16))  # at 2**22 the last element is number 2**31 - 1

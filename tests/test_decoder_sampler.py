@@ -70,8 +70,8 @@ def test_the_ends_of_the_unit_interval_draw_a_token_that_is_likely() -> None:
     logits = torch.tensor([[-torch.inf, 0.0, 3.0, -torch.inf]])
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         for params in (SamplingParams(), SamplingParams(top_p=0.99), SamplingParams(top_k=3)):
-            draws = [(params, (0.0, math.nextafter(1.0, 0.0)))]
-            assert sample(logits.to(dtype), draws)[0] == [1, 2]
+            samples = [(params, (0.0, math.nextafter(1.0, 0.0)))]
+            assert sample(logits.to(dtype), samples)[0] == [1, 2]
 
 
 def random_rows(seed: int, rows: int = 12, vocabulary: int = 50) -> list[tuple]:
@@ -93,9 +93,9 @@ def random_rows(seed: int, rows: int = 12, vocabulary: int = 50) -> list[tuple]:
 
 def drawn(rows: list[tuple]) -> list[tuple]:
     """Tokens and reports of each row, sampled as one batch."""
-    draws = [(params, uniforms) for _, params, uniforms in rows]
+    samples = [(params, uniforms) for _, params, uniforms in rows]
     logits = torch.tensor([row[0] for row in rows], dtype=torch.float64)
-    tokens, reports = sample(logits, draws)
+    tokens, reports = sample(logits, samples)
     answers, place = [], 0
     for *_, uniforms in rows:
         own = range(place, place + len(uniforms))
@@ -115,10 +115,12 @@ def test_b31_rows_of_one_batch_keep_their_own_parameters(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_tokens_and_reports_equal_a_plain_sampler(seed: int) -> None:
-    """Written with lists, from the definitions alone."""
-    for (logits, params, uniforms), (tokens, reports) in zip(
-        random_rows(seed), drawn(random_rows(seed)), strict=True
-    ):
+    """Written with lists, from the definitions alone.
+
+    Each row by itself: another one that asks for every token would let none be cut off.
+    """
+    for row in random_rows(seed):
+        (logits, params, uniforms), [(tokens, reports)] = row, drawn([row])
         ranked = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
         total = math.log(sum(math.exp(x) for x in logits))
         for uniform, token, report in zip(uniforms, tokens, reports, strict=True):
@@ -157,16 +159,16 @@ def test_logits_that_are_not_finite_are_said_to_be_so(
     wrong: list[float], temperature: float, filters: dict
 ) -> None:
     """On a GPU an index out of range, as NaN would make, costs the device."""
-    draws = [(SamplingParams(temperature=temperature, **filters), (0.7,))] * 2
+    samples = [(SamplingParams(temperature=temperature, **filters), (0.7,))] * 2
     with pytest.raises(ValueError, match="the model's logits are not finite"):
-        sample(torch.tensor([[0.0, 1.0, 2.0], wrong]), draws)
+        sample(torch.tensor([[0.0, 1.0, 2.0], wrong]), samples)
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-9, 1e9, 1e308])
 def test_a_token_that_is_ruled_out_stays_so_at_any_temperature(temperature: float) -> None:
     params = SamplingParams(temperature=temperature, n=5)
-    draws = [(params, (0.0, 0.3, 0.5, 0.7, 1 - 2**-53))]
-    tokens, _ = sample(torch.tensor([[-math.inf, 3.0, -math.inf, 1.0]]), draws)
+    samples = [(params, (0.0, 0.3, 0.5, 0.7, 1 - 2**-53))]
+    tokens, _ = sample(torch.tensor([[-math.inf, 3.0, -math.inf, 1.0]]), samples)
     assert tokens == ([1] * 5 if temperature < 1 else [1, 1, 3, 3, 3])
 
 

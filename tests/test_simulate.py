@@ -341,6 +341,11 @@ def test_copies_and_swaps_are_priced():
     assert pytest.approx(31.5e9, rel=1e-3) == PCIE_4_BYTES_PER_SECOND
 
 
+def test_a_pool_beyond_the_chips_memory_is_refused_before_it_is_made():
+    with pytest.raises(MemoryError, match=r"a pool of 1000000000000 blocks needs .* GiB, .* has"):
+        Engine(RooflineRunner(SPEC, CHIP), num_blocks=10**12)
+
+
 def test_siblings_draw_tokens_of_their_own():
     engine = Engine(RooflineRunner(SPEC, CHIP), num_blocks=100, block_size=4)
     (answer,) = engine.generate([1, 2, 3, 4, 5, 6], SamplingParams(n=3, max_tokens=9))

@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from servelab.decoder import DenseDecoder
+from servelab.decoder import DenseDecoder, Rope
 from servelab.models import ModelSpec
 
 torch.set_num_threads(1)  # at these sizes a second thread only waits for a core
@@ -81,7 +81,7 @@ def pair(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Dens
     for key, parameter in reference.named_parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.15 + ("norm" in key))
     ours = DenseDecoder(
-        ModelSpec.from_config(config, name), config["rope_theta"], config["rms_norm_eps"]
+        ModelSpec.from_config(config, name), Rope(config["rope_theta"]), config["rms_norm_eps"]
     )
     ours.load_state_dict(
         {key.removeprefix("model."): value for key, value in reference.state_dict().items()}

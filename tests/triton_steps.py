@@ -111,8 +111,6 @@ def random_step(
         query_starts=starts,
         context_lens=torch.tensor(lengths, dtype=torch.int32),
         rows=rows,
-        max_new_tokens=max(new_tokens),
-        max_context_len=max(lengths),
     )
     for name in ("tokens", "positions", "slots", "block_tables", "query_starts", "context_lens"):
         setattr(batch, name, getattr(batch, name).to(device))

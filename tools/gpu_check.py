@@ -83,8 +83,6 @@ def decode_batch(rows: int, context: int, device: str) -> StepBatch:
         query_starts=torch.arange(rows + 1, dtype=torch.int32, device=device),
         context_lens=torch.full((rows,), context, dtype=torch.int32, device=device),
         rows=[(1, last)] * rows,
-        max_new_tokens=1,
-        max_context_len=context,
     )
 
 

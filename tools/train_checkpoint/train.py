@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from servelab.decoder import DenseDecoder
+from servelab.decoder import DenseDecoder, Rope
 from servelab.models import ModelSpec
 from tools.train_checkpoint import stories
 from tools.train_checkpoint.check import BOS, CHECKPOINT, EOS
@@ -182,7 +182,7 @@ def main() -> None:
     tokenizer = train_tokenizer()
     model = DenseDecoder(
         ModelSpec.from_config(CONFIG, "stories"),
-        rope_theta=CONFIG["rope_theta"],
+        Rope(CONFIG["rope_theta"]),
         norm_eps=CONFIG["rms_norm_eps"],
         seed=SEED,
         init_std=CONFIG["initializer_range"],

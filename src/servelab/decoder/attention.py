@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, chain
 from typing import Protocol
 
@@ -36,8 +37,7 @@ class StepBatch:
     ``slots`` (N,) int64, where each token's key and value go; ``block_tables`` (R, W) int32, filled
     up with the null block; ``query_starts`` (R + 1,) int32: row r is ``tokens[query_starts[r]:
     query_starts[r + 1]]``; ``context_lens`` (R,) int32, keys that a row has in the end, cached and
-    new; ``rows`` (new, cached) of each, on the host; ``max_new_tokens``, ``max_context_len`` the
-    largest of any row. A batch does not change once it is used.
+    new; ``rows`` (new, cached) of each, on the host. A batch does not change once it is used.
     """
 
     tokens: Tensor
@@ -47,8 +47,23 @@ class StepBatch:
     query_starts: Tensor
     context_lens: Tensor
     rows: list[tuple[int, int]]
-    max_new_tokens: int
-    max_context_len: int
+
+    @cached_property
+    def decode_rows(self) -> int:
+        """Return how many rows have one new token: the first ones.
+
+        Raises: ``ValueError`` where one of them is behind a chunk.
+        """
+        is_decode = [new == 1 for new, _ in self.rows]
+        count = sum(is_decode)
+        if not all(is_decode[:count]):
+            raise ValueError(f"rows of one new token must come first, got {self.rows}")
+        return count
+
+    @cached_property
+    def max_context_len(self) -> int:
+        """Return the keys that the longest row has in the end."""
+        return max(map(sum, self.rows))
 
     @classmethod
     def of(
@@ -72,7 +87,7 @@ class StepBatch:
         """
         spans = [range(cached, cached + new) for new, cached in rows]
         slots = [table.slots(own.start, own.stop) for own, table in zip(spans, tables, strict=True)]
-        starts, contexts = accumulate(map(len, spans), initial=0), [own.stop for own in spans]
+        starts = accumulate(map(len, spans), initial=0)
         with torch.device(device):
             positions = torch.tensor([*chain(*spans)])
             return cls(
@@ -81,10 +96,8 @@ class StepBatch:
                 slots=torch.tensor([*chain(*slots)]),
                 block_tables=torch.tensor(padded(tables), dtype=torch.int32),
                 query_starts=torch.tensor([*starts], dtype=torch.int32),
-                context_lens=torch.tensor(contexts, dtype=torch.int32),
+                context_lens=torch.tensor([own.stop for own in spans], dtype=torch.int32),
                 rows=list(rows),
-                max_new_tokens=max(map(len, spans)),
-                max_context_len=max(contexts),
             )
 
 
@@ -119,7 +132,7 @@ class ReferenceAttention:
     >>> one = StepBatch(
     ...     tokens=torch.tensor([7]), positions=torch.tensor([0]), slots=torch.tensor([8]),
     ...     block_tables=torch.tensor([[2]]), query_starts=torch.tensor([0, 1]),
-    ...     context_lens=torch.tensor([1]), rows=[(1, 0)], max_new_tokens=1, max_context_len=1)
+    ...     context_lens=torch.tensor([1]), rows=[(1, 0)])
     >>> attention, key = ReferenceAttention(), torch.ones(1, 1, 2)
     >>> attention.write(cache, key, 5 * key, one)
     >>> attention.attend(cache, key, one, scale=1.0, window=None)
@@ -156,9 +169,8 @@ def readings(batch: StepBatch, layer_cache: Tensor) -> list[Reading]:
     offsets = torch.arange(block_size, device=batch.slots.device)  # (block_size)
     slots = batch.block_tables.long()[:, :, None] * block_size + offsets  # (R, W, block_size)
     slots = slots.flatten(1)  # (R, S)
-    decode_rows = sum(new == 1 for new, _ in batch.rows)
-    groups = [range(decode_rows)] if decode_rows else []
-    groups += [range(row, row + 1) for row in range(decode_rows, len(batch.rows))]
+    groups = [range(batch.decode_rows)] if batch.decode_rows else []
+    groups += [range(row, row + 1) for row in range(batch.decode_rows, len(batch.rows))]
     found, start = [], 0
     for group in groups:
         of, new = slice(group.start, group.stop), batch.rows[group.start][0]

@@ -98,7 +98,7 @@ class CompiledDecode:
 
         def step(tokens: Tensor, positions: Tensor) -> Tensor:  # each (B); to logits (B, V)
             # Only tokens and positions are read inside.
-            batch = StepBatch(tokens, positions, tokens, tokens, tokens, tokens, [], 1, 1)
+            batch = StepBatch(tokens, positions, tokens, tokens, tokens, tokens, [])
             return model.forward(batch, layers, _OutsideAttention(), slice(None))
 
         self._step = torch.compile(step, fullgraph=True, dynamic=False)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from servelab.decoder.cache import DenseCache
 from servelab.decoder.checkpoint import Checkpoint
-from servelab.decoder.rope import Llama3Scaling, Rope, Rotation, rotate
+from servelab.decoder.rope import Rope, Rotation, rotate
 from servelab.models import Attention, LayerSpec, ModelSpec
 from servelab.units import check_count, check_positive
 
@@ -36,9 +36,9 @@ Append = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None
 class DenseDecoder(nn.Module):
     """A decoder with random weights of the given shape; load others with ``load_state_dict``.
 
-    Parameters: ``spec`` the shape; ``rope_theta`` base of the rotary angles; ``norm_eps``; ``seed``
-    of the random weights (normal, standard deviation ``init_std``); ``device``, ``dtype`` of all
-    parameters; ``rope_scaling`` that of Llama 3.1, None for plain angles.
+    Parameters: ``spec`` the shape; ``rope`` its rotary positions; ``norm_eps``; ``seed`` of the
+    random weights (normal, standard deviation ``init_std``); ``device``, ``dtype`` of all
+    parameters.
     Raises: ``ValueError`` where the spec is not of the Llama type (learned positions, LayerNorm, an
     ungated MLP), ``TypeError``, ``ValueError`` for token ids that are not integers in range.
     Source: Touvron et al. (2023); names as in transformers' ``modeling_llama.py``.
@@ -57,19 +57,18 @@ class DenseDecoder(nn.Module):
     def __init__(
         self,
         spec: ModelSpec,
-        rope_theta: float = 10_000.0,
+        rope: Rope | None = None,
         norm_eps: float = 1e-5,
         seed: int = 0,
         init_std: float = 0.02,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        rope_scaling: Llama3Scaling | None = None,
     ) -> None:
         super().__init__()
         self.spec = spec
         self.head_dim = check_llama_type(spec)
         self.windows = [spec.window(layer) for layer in spec.layers]
-        self.rope = Rope(rope_theta, rope_scaling)
+        self.rope = Rope() if rope is None else rope
         check_positive("norm_eps", norm_eps)
         check_positive("init_std", init_std)
         with torch.device(device):
@@ -96,11 +95,10 @@ class DenseDecoder(nn.Module):
         stored = Checkpoint.open(folder)
         model = cls(
             stored.spec,
-            stored.rope.theta,
+            stored.rope,
             stored.norm_eps,
             device="meta",
             dtype=dtype or stored.dtype,
-            rope_scaling=stored.rope.scaling,
         ).to_empty(device=device)
         if stored.spec.tied_embeddings:
             model.lm_head.weight = model.embed_tokens.weight
@@ -115,7 +113,7 @@ class DenseDecoder(nn.Module):
     def _initialise(self, seed: int, std: float) -> None:
         """Draw matrices from one CPU generator, so that every device has the same weights."""
         generator = torch.Generator().manual_seed(seed)
-        for parameter in self.parameters():
+        for name, parameter in self.named_parameters():
             if parameter.is_meta:
                 return
             if parameter.dim() == 2:
@@ -123,9 +121,8 @@ class DenseDecoder(nn.Module):
                     0.0, std, generator=generator
                 )
                 parameter.copy_(drawn)
-        for module in self.modules():
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                module.bias.zero_()
+            elif name.endswith("bias"):
+                parameter.zero_()
 
     def forward(
         self, tokens: Tensor, cache: DenseCache | None = None, last_only: bool = False

@@ -94,8 +94,7 @@ class DecodeGraphs:
     >>> batch = StepBatch(tokens=torch.tensor([7, 8, 9]), positions=torch.tensor([16, 2, 20]),
     ...     slots=torch.tensor([32, 50, 84]), block_tables=tables,
     ...     query_starts=torch.arange(4, dtype=torch.int32), rows=[(1, 16), (1, 2), (1, 20)],
-    ...     context_lens=torch.tensor([17, 3, 21], dtype=torch.int32), max_new_tokens=1,
-    ...     max_context_len=21)
+    ...     context_lens=torch.tensor([17, 3, 21], dtype=torch.int32))
     >>> graphs.run(batch), graphs.captured
     (tensor([24, 11, 30]), [4])
     """
@@ -138,7 +137,7 @@ class DecodeGraphs:
     def accepts(self, batch: StepBatch) -> bool:
         """Return whether the batch is one for a graph: decode rows only, and room for them."""
         return (
-            batch.max_new_tokens == 1
+            batch.decode_rows == len(batch.rows)
             and len(batch.rows) <= self.max_rows
             and batch.block_tables.shape[1] <= self.table_width
         )
@@ -171,7 +170,5 @@ class DecodeGraphs:
         return StepBatch(
             **{name: buffer[:bucket] for name, buffer in self._buffers.items()},
             query_starts=self._query_starts[: bucket + 1],
-            rows=[(1, 0)] * bucket,  # what is cached, only the device knows
-            max_new_tokens=1,
-            max_context_len=self._max_context_len,
+            rows=[(1, self._max_context_len - 1)] * bucket,  # how many, only the device knows
         )

@@ -24,12 +24,12 @@ from servelab.decoder.compiled import CompiledDecode
 from servelab.decoder.graphs import DecodeGraphs
 from servelab.decoder.kv_store import KvStore, transfer
 from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder, dtype_of
-from servelab.decoder.sampler import Draw, sample
+from servelab.decoder.sampler import Samples, sample
 from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import PoolShape
 from servelab.serving.plan import Plan, Row, RunnerLost, StepResult, Tokenizer
 from servelab.serving.request import table_of
-from servelab.units import GiB, check_count
+from servelab.units import GiB
 
 _MAX_GRAPH_ROWS = 256  # of a decode step that is a CUDA graph; larger ones compute long enough
 
@@ -127,7 +127,6 @@ class TorchRunner:
         Raises: ``ValueError`` for a pool that the backend cannot address, ``MemoryError`` for one
         too large.
         """
-        check_count("num_swap_blocks", num_swap_blocks, minimum=0)
         heads = self.spec.layers[0].plain()[0]
         # A backend addresses one layer, keys and values, so there are 2 x slots.
         shape.check_addressable(self.attention.index_bits, 2 * heads.num_kv_heads * heads.head_dim)
@@ -187,8 +186,8 @@ class TorchRunner:
         tokens: list[list[int]] = [[] for _ in rows]
         if not rows:
             return tokens, None
-        batch, last, draws = self._stage([rows[index] for index in order])
-        drawn, reports = sample(self.logits(batch, last), draws)
+        batch, last, samples = self._stage([rows[index] for index in order])
+        drawn, reports = sample(self.logits(batch, last), samples)
         logprobs: list[list[dict[int, float]] | None] = [None] * len(rows)
         place = 0
         for index in order:
@@ -211,7 +210,7 @@ class TorchRunner:
     def _forward(self, batch: StepBatch, last: Tensor | slice) -> Tensor:
         return self.model.forward(batch, self.store.data, self.attention, last)
 
-    def _stage(self, rows: SequenceOf[Row]) -> tuple[StepBatch, Tensor, list[Draw]]:
+    def _stage(self, rows: SequenceOf[Row]) -> tuple[StepBatch, Tensor, list[Samples]]:
         """Return a step's tensors, the places to draw from, and what to draw there."""
         tables = self._tables
         tokens: list[int] = []
@@ -219,14 +218,13 @@ class TorchRunner:
         slots: list[int] = []
         table_rows: list[int] = []
         last: list[int] = []
-        draws: list[Draw] = []
-        sequences, new_tokens, cached_tokens, _ = zip(*rows, strict=True)
-        pairs = list(zip(new_tokens, cached_tokens, strict=True))
+        samples: list[Samples] = []
+        pairs = [(new, cached) for _, new, cached, _ in rows]
         contexts = [new + cached for new, cached in pairs]
-        width = self.store.shape.blocks_for(max(contexts))
-        held = [table_of(sequence) for sequence in sequences]
+        width = self.shape.blocks_for(max(contexts))
+        held = [table_of(sequence) for sequence, *_ in rows]
         tables.begin([table.id for table in held], width)
-        for (sequence, new, cached, samples), table in zip(rows, held, strict=True):
+        for (sequence, new, cached, numbers), table in zip(rows, held, strict=True):
             if new == 1:  # as nearly always; a list of one takes three times as long
                 tokens.append(sequence.token_ids[cached])
                 positions.append(cached)
@@ -236,10 +234,10 @@ class TorchRunner:
                 positions += range(cached, cached + new)
                 slots += table.slots(cached, cached + new)
             table_rows.append(tables.place(table, cached, cached + new, slots[-1]))
-            if samples:
+            if numbers:
                 last.append(len(tokens) - 1)
-                draws.append((sequence.request.params, samples))
-        starts = [0, *accumulate(new_tokens)]
+                samples.append((sequence.request.params, numbers))
+        starts = [*accumulate((new for new, _ in pairs), initial=0)]
         per_token, per_row = [tokens, positions, slots], [table_rows, starts, contexts, last]
         sent = upload(self.device, [tables.places, tables.blocks, *per_token, *per_row])
         tables.write(*sent[:2])
@@ -253,10 +251,8 @@ class TorchRunner:
             query_starts=query_starts.to(torch.int32),
             context_lens=context_lens.to(torch.int32),
             rows=pairs,
-            max_new_tokens=max(new_tokens),
-            max_context_len=max(contexts),
         )
-        return batch, last_places, draws
+        return batch, last_places, samples
 
 
 def _backend(attention: str | AttentionBackend | None, device: torch.device) -> AttentionBackend:

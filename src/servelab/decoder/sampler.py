@@ -5,7 +5,7 @@ lower token id counts as the more likely. The draw inverts the distribution over
 tokens in the order of their ids: a row's uniform number u in [0, 1) draws the first token with
 which the probabilities add up to more than u. That number comes a long way, so that a token's draw
 does not depend on its batch: ``serving.params.uniform`` makes it from seed, child and position,
-``Sequence.draws`` asks for those of a sequence, the plan carries them in its rows,
+``Sequence.samples`` asks for those of a sequence, the plan carries them in its rows,
 ``invert`` uses them.
 
 Assumes: the step's rows differ in their parameters: every parameter is a tensor with one entry per
@@ -24,19 +24,21 @@ from torch import Tensor
 from servelab.decoder.staging import upload
 from servelab.serving.params import SamplingParams
 
-# What to draw from one row of logits: its parameters, and a uniform number for each sample.
-Draw = tuple[SamplingParams, tuple[float, ...]]
+# What to draw from one row of logits: its parameters, and its samples, a uniform number for each.
+Samples = tuple[SamplingParams, tuple[float, ...]]
 
 # Shapes below: L rows of logits, V vocabulary, P samples (more than rows where n > 1), C samples
 # drawn by chance, F of them with a filter, A samples with log-probabilities, T tops of each.
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], dict[int, dict[int, float]]]:
+def sample(
+    logits: Tensor, samples: Sequence[Samples]
+) -> tuple[list[int], dict[int, dict[int, float]]]:
     """Return a token per sample, and log-probabilities by sample, where its row asks for them.
 
     One copy to the host, whatever is asked.
 
-    Parameters: ``logits`` (L, V); ``draws`` one for each row of them.
+    Parameters: ``logits`` (L, V); ``samples`` of each row of them.
     Returns: tokens; and a mapping from token to log-probability (natural, before temperature and
     filters): of the drawn token, then of the most likely ones.
     Raises: ``ValueError`` where the largest logit of a row is no finite number: NaN, or overflow.
@@ -48,20 +50,19 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], dict[int, 
     vocabulary = logits.shape[1]  # as a token: none, since the row is no distribution
     top, best = logits.max(-1)  # (L): of equal ones the first; argmax is slower on a CPU
     best = torch.where(top.isfinite(), best, vocabulary)  # (L)
-    if all(params.temperature == 0 and params.logprobs is None for params, _ in draws):
-        likely = zip(_known(best.tolist(), vocabulary), draws, strict=True)
+    if all(params.temperature == 0 and params.logprobs is None for params, _ in samples):
+        likely = zip(_known(best.tolist(), vocabulary), samples, strict=True)
         return [token for token, (_, uniforms) in likely for _ in uniforms], {}
-    rows = [row for row, (_, uniforms) in enumerate(draws) for _ in uniforms]  # of each sample
-    params = [params for params, uniforms in draws for _ in uniforms]  # of each sample
-    uniforms = [uniform for _, uniforms in draws for uniform in uniforms]
+    rows = [row for row, (_, uniforms) in enumerate(samples) for _ in uniforms]  # of each sample
+    params = [params for params, uniforms in samples for _ in uniforms]  # of each sample
+    uniforms = [uniform for _, uniforms in samples for uniform in uniforms]
     by_chance = [place for place, own in enumerate(params) if own.temperature > 0]
     heated = [params[place] for place in by_chance]
     limited = [place for place, own in enumerate(heated) if own.top_k or own.top_p < 1]
     asking = [place for place, own in enumerate(params) if own.logprobs is not None]
-    counts = [params[place].logprobs or 0 for place in asking]
-    row, chance, filtered, top_k, asked, num_tops, uniform, temperature, top_p = upload(
+    row, chance, filtered, top_k, asked, uniform, temperature, top_p = upload(
         logits.device,
-        [rows, by_chance, limited, [heated[place].top_k for place in limited], asking, counts],
+        [rows, by_chance, limited, [heated[place].top_k for place in limited], asking],
         [
             [uniforms[place] for place in by_chance],
             [own.temperature for own in heated],
@@ -77,7 +78,8 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> tuple[list[int], dict[int, 
         tokens.index_copy_(0, chance, invert(scaled, uniform))
     if not asking:
         return _known(tokens.tolist(), vocabulary), {}
-    found = most_likely(logits[row[asked]], tokens[asked], num_tops, max(counts))  # (A, 1 + 2 T)
+    most = max(params[place].logprobs or 0 for place in asking)
+    found = most_likely(logits[row[asked]], tokens[asked], most)  # (A, 1 + 2 T)
     numbers = torch.cat((tokens.double(), found.flatten())).cpu()
     ids = _known(numbers[: len(tokens)].long().tolist(), vocabulary)
     reports = {}
@@ -131,32 +133,23 @@ def invert(scaled: Tensor, uniform: Tensor) -> Tensor:
     return torch.searchsorted(total, point, right=True)[:, 0]
 
 
-def most_likely(logits: Tensor, drawn: Tensor, num_tops: Tensor, most: int) -> Tensor:
+def most_likely(logits: Tensor, drawn: Tensor, most: int) -> Tensor:
     """Return log-probabilities (A, 1 + 2 T): the drawn token's; then tokens and theirs, in turn.
 
-    Parameters: ``logits`` (A, V); ``drawn`` tokens (A); ``num_tops`` (A) tokens asked for, of which
-    ``most`` are the most; what stands beyond those of a row is no token of its tops.
+    Parameters: ``logits`` (A, V); ``drawn`` tokens (A); ``most`` tokens that any row asks for: one
+    that asks for fewer takes the likeliest of them, of equal ones those of the lowest ids.
     """
     vocabulary = logits.shape[1]
     most = min(max(most, 1), vocabulary)  # T
     logprobs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)  # (A, V)
     own = logprobs.gather(-1, drawn.clamp(max=vocabulary - 1)[:, None])  # (A, 1)
-    falling = logprobs.topk(most).values  # (A, T): the values are right, of ties any
-    chosen = largest(logprobs, falling, num_tops.clamp(1, vocabulary))  # (A, V)
+    least = logprobs.topk(most).values[:, -1:]  # (A, 1); of the equal tokens topk takes any
+    above, equal = logprobs > least, logprobs == least  # (A, V)
+    wanted = most - above.sum(-1, keepdim=True)  # (A, 1) of the equal ones, from the left
+    chosen = above | (equal & (equal.cumsum(-1) <= wanted))  # (A, V)
     tops = logprobs.masked_fill(~chosen, -torch.inf).topk(most)  # (A, T)
     pairs = torch.stack((tops.indices.double(), tops.values.double()), dim=-1)  # (A, T, 2)
     return torch.cat((own.double(), pairs.flatten(1)), dim=1)
-
-
-def largest(x: Tensor, falling: Tensor, count: Tensor) -> Tensor:
-    """Return which of each row's entries (F, V) are its ``count`` (F) largest, ties from the left.
-
-    Parameters: ``falling`` the largest entries in order, (F, at least the largest count).
-    """
-    least = falling.gather(-1, count[:, None] - 1)  # (F, 1)
-    above, equal = x > least, x == least  # (F, V)
-    wanted = count[:, None] - above.sum(-1, keepdim=True)  # (F, 1) of the equal ones
-    return above | (equal & (equal.cumsum(-1) <= wanted))
 
 
 def _known(tokens: list[int], vocabulary: int) -> list[int]:

@@ -132,8 +132,6 @@ class TritonAttention:
                 "environment before they are first imported"
             )
         self._kernels = kernels
-        self._batch: StepBatch | None = None  # whose parts are at hand
-        self._parts: list[_Part] = []
         self._multiprocessors = (
             torch.cuda.get_device_properties(self.device).multi_processor_count
             if self.device.type == "cuda"
@@ -171,7 +169,7 @@ class TritonAttention:
         self._check(layer_cache, q)
         q = _packed(q)  # (N, H, d)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        for part in self._parts_of(batch):
+        for part in _parts(batch):
             self._launch(part, layer_cache, q, out, batch, scale, window or NO_WINDOW)
         return out
 
@@ -240,12 +238,6 @@ class TritonAttention:
                 TILE_DIM=tiles.dim,
             )
 
-    def _parts_of(self, batch: StepBatch) -> list[_Part]:
-        """Return the launches of a batch; they are the same in every layer."""
-        if self._batch is not batch:
-            self._parts, self._batch = _parts(batch), batch
-        return self._parts
-
     def _check(self, layer_cache: Tensor, vectors: Tensor) -> None:
         """Refuse what the kernels do not compute, or would compute wrongly."""
         if _name(vectors.dtype) not in self._kernels.DOT_DTYPES:
@@ -265,17 +257,15 @@ class TritonAttention:
 
 
 def _parts(batch: StepBatch) -> list[_Part]:
-    rows = len(batch.rows)
-    is_decode = [new == 1 for new, _ in batch.rows]
-    decode_rows = sum(is_decode)
-    if not all(is_decode[:decode_rows]):
-        raise ValueError(f"rows of one new token must come first, got {batch.rows}")
+    """Return the launches of a batch."""
+    decode_rows, rows = batch.decode_rows, len(batch.rows)
     parts = []
     if decode_rows:
         parts.append(_Part(range(decode_rows), range(decode_rows), longest=1))
     if decode_rows < rows:
         chunks, tokens = range(decode_rows, rows), range(decode_rows, len(batch.tokens))
-        parts.append(_Part(chunks, tokens, longest=batch.max_new_tokens))
+        longest = max(new for new, _ in batch.rows[decode_rows:])
+        parts.append(_Part(chunks, tokens, longest))
     return parts
 
 

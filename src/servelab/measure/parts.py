@@ -119,14 +119,14 @@ class StepRunner(TorchRunner):
     def parts(self) -> dict[str, Work]:
         """Return the parts of the step by name, to be executed in `torch.inference_mode`."""
         with torch.inference_mode():
-            batch, last, draws = self._stage(self.plan.rows)
+            batch, last, samples = self._stage(self.plan.rows)
             logits = self.model.forward(batch, self.store.data, self.attention, last)  # (R, V)
         found: dict[str, Work] = {
             "staging": partial(self._stage, self.plan.rows),
             "matrices": self.matrices(),
             "attention": self._attention(batch),
             "elementwise": self._between(batch, last),
-            "sampling": partial(sample, logits, draws),
+            "sampling": partial(sample, logits, samples),
         }
         if self.attention.name == "reference":
             found["gather"] = self._gather(batch)
@@ -244,7 +244,7 @@ class _InstantRunner:
         self.shape = shape
 
     def execute(self, plan: Plan) -> StepResult:
-        return StepResult([(0,) * len(draws) for *_, draws in plan.rows], 0.0)
+        return StepResult([(0,) * len(samples) for *_, samples in plan.rows], 0.0)
 
 
 def bookkeeping(spec: ModelSpec, rows: int, new: int) -> Callable[[], Work]:

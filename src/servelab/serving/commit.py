@@ -22,7 +22,7 @@ def check_result(plan: Plan, result: StepResult, reports_logprobs: bool = True) 
 
     Parameters: ``reports_logprobs`` whether the runner does: else no request asks for any.
     """
-    planned, drawn = [len(draws) for *_, draws in plan.rows], list(map(len, result.tokens))
+    planned, drawn = [len(samples) for *_, samples in plan.rows], list(map(len, result.tokens))
     if planned != drawn:
         raise ValueError(f"tokens to draw per row were {planned}, the runner drew {drawn}")
     for place, (sequence, *_) in enumerate(plan.rows if reports_logprobs else ()):

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from itertools import count
 
+from servelab.paging import PoolShape
 from servelab.paging.index import COMMON, Root
 from servelab.serving.commit import check_result, commit
 from servelab.serving.events import Planned, Sink, Stepped, Submitted
@@ -23,7 +24,7 @@ from servelab.serving.params import SamplingParams, check_int64, request_seed
 from servelab.serving.plan import Plan, Runner, RunnerLost
 from servelab.serving.request import FinishReason, Request, RequestOutput, State
 from servelab.serving.scheduler import Scheduler
-from servelab.units import check_number, check_share
+from servelab.units import check_count, check_flag, check_number, check_share
 
 
 class EngineClosed(RuntimeError):
@@ -70,21 +71,18 @@ class Engine:
         utilization = check_share("gpu_memory_utilization", gpu_memory_utilization)
         if num_blocks is None:
             num_blocks = fitting_blocks(runner, block_size, utilization)
-        self.runner = runner
-        self.seed = check_int64("seed", seed)
-        self.scheduler = Scheduler(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            num_swap_blocks=num_swap_blocks,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            enable_prefix_caching=enable_prefix_caching,
-            sink=sink,
-        )
+        shape = PoolShape(num_blocks, block_size)
+        swap_blocks = check_count("num_swap_blocks", num_swap_blocks, minimum=0)
+        if swap_blocks:
+            swap_blocks += 1  # the null block of that pool
+        budget = check_count("max_num_batched_tokens", max_num_batched_tokens)
+        seats = check_count("max_num_seqs", max_num_seqs)
+        caching = check_flag("enable_prefix_caching", enable_prefix_caching)
+        self.runner, self.seed = runner, check_int64("seed", seed)
+        runner.bind(shape, swap_blocks)  # first: a pool that it refuses would fill the memory here
+        self.limits = Limits(runner, shape, seats)
+        self.scheduler = Scheduler(shape, swap_blocks, budget, seats, caching, sink)
         self.counters = self.scheduler.counters
-        pool, swap_pool = self.scheduler.pool, self.scheduler.swap_pool
-        runner.bind(pool.shape, 0 if swap_pool is None else swap_pool.shape.num_blocks)
-        self.limits = Limits(runner, pool.shape, self.scheduler.max_num_seqs)
         self.clock_seconds = 0.0
         self._requests: dict[str, Request] = {}  # unfinished
         self._num_arrivals = 0
@@ -264,7 +262,7 @@ class Engine:
             requests = list(dict.fromkeys(sequence.request for sequence, *_ in plan.rows))
         for sequence in self.scheduler.waiting:
             if sequence.state is State.SWAPPED:  # perhaps its blocks have not reached the CPU
-                self.scheduler.recompute(sequence)
+                self.scheduler.release(sequence, State.PREEMPTED)
         for request in requests:
             request.error = message
             self._end(request, "error")
@@ -286,7 +284,7 @@ class Engine:
                 self.scheduler.finish(sequence, reason)
 
     def _check_open(self) -> None:
-        if self.runner.shape is not self.scheduler.pool.shape:
+        if self.runner.shape is not self.limits.shape:
             raise EngineClosed("the runner is taken: another engine has bound it since")
         if self._closed is not None:
             raise EngineClosed(self._closed)

@@ -98,7 +98,9 @@ class Planned:
         """Return the event of a plan; ``waiting`` sequences take no part in it."""
         return cls(
             step=step,
-            rows=tuple((s.name, new, cached, len(draws)) for s, new, cached, draws in plan.rows),
+            rows=tuple(
+                (s.name, new, cached, len(samples)) for s, new, cached, samples in plan.rows
+            ),
             copies=tuple(plan.copies),
             swap_in=tuple(plan.swap_in),
             swap_out=tuple(plan.swap_out),

@@ -16,6 +16,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from itertools import count
 from typing import Literal
 
 from servelab.paging import BlockTable
@@ -55,7 +56,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     logprobs: list[dict[int, float]] = field(default_factory=list)  # per output token, where asked
     cumulative_logprob: float = 0.0
-    certain: tuple[float, ...] = ()  # what ``draws`` returns where it always returns the same
+    certain: tuple[float, ...] = ()  # what ``samples`` returns where it always returns the same
     candidates: dict[int, float] | None = None  # of the next token, where a driver chooses
 
     def __post_init__(self) -> None:
@@ -88,7 +89,7 @@ class Sequence:
             self.cumulative_logprob += logprobs[token]
         return token in request.stops or len(self.token_ids) >= request.max_length
 
-    def draws(self) -> tuple[float, ...]:
+    def samples(self) -> tuple[float, ...]:
         """Return one uniform number for each token to be drawn behind its last one."""
         if self.certain:
             return self.certain
@@ -137,12 +138,11 @@ class Request:
         self.max_length = self.num_prompt_tokens + self.max_tokens
         self.times = Times(arrival=0.0)
         self.sequences = [Sequence(self, 0, list(self.prompt_token_ids), seats=self.params.n)]
-        self._num_children = 1
+        self._children = count(1)
 
     def new_child(self, token_ids: list[int]) -> Sequence:
         """Return a further sequence with a copy of ``token_ids``."""
-        child = Sequence(self, self._num_children, list(token_ids))
-        self._num_children += 1
+        child = Sequence(self, next(self._children), list(token_ids))
         self.sequences.append(child)
         return child
 

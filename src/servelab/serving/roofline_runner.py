@@ -14,7 +14,7 @@ of activations and of recurrent state (``reserve_bytes`` keeps room for them).
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import count, islice
 
 from servelab import memory
 from servelab.hardware import Accelerator
@@ -22,7 +22,7 @@ from servelab.models import ModelSpec
 from servelab.paging import PoolShape
 from servelab.roofline import Pricer
 from servelab.serving.plan import Plan, StepResult, Tokenizer
-from servelab.units import check_count, check_number, check_positive, check_share
+from servelab.units import GiB, check_count, check_number, check_positive, check_share
 
 #: 16 lanes of 16 GT/s, 128 of 130 bits payload: PCIe 4.0 in one direction, before packet headers.
 PCIE_4_BYTES_PER_SECOND = 16 * 16e9 * 128 / 130 / 8
@@ -75,8 +75,7 @@ class RooflineRunner:
         self.tokenizer: Tokenizer | None = None
         self.eos_token_ids: frozenset[int] = frozenset()
         self.reports_logprobs = False
-        self._next_token = _FIRST_OWN_TOKEN
-        self._block_bytes = 0
+        self._own_tokens = count(_FIRST_OWN_TOKEN)  # each is given once
 
     def new_prompt(self, num_tokens: int, shared: tuple[int, ...] = ()) -> tuple[int, ...]:
         """Return a prompt that begins with the ``shared`` tokens and goes on as no other does.
@@ -92,9 +91,8 @@ class RooflineRunner:
         own = check_count("num_tokens", num_tokens) - len(shared)
         if own < 0:
             raise ValueError(f"a prompt of {num_tokens} tokens cannot share {len(shared)}")
-        self._next_token += 1
         # One number for all of them: a prefix is found only behind all that stands before it.
-        return shared + (self._next_token,) * own
+        return shared + (next(self._own_tokens),) * own
 
     def available_kv_bytes(self, utilization: float) -> int:
         """Return what the chip has left for the cache, by the budget of `servelab.memory`.
@@ -115,9 +113,18 @@ class RooflineRunner:
         return budget.available_bytes
 
     def bind(self, shape: PoolShape, num_swap_blocks: int = 0) -> None:
-        """Note the size of a block; there is nothing to make room for."""
+        """Note the size of a block; there is nothing to make room for.
+
+        Raises: ``MemoryError`` for a pool larger than the chip's memory.
+        """
         per_token = self.spec.kv_bytes_per_token(kv_dtype=self.kv_dtype, view="reserved")
         self.shape, self._block_bytes = shape, shape.block_size * per_token
+        pool_bytes, memory_bytes = shape.num_blocks * self._block_bytes, self.chip.memory_bytes
+        if pool_bytes > memory_bytes:
+            raise MemoryError(
+                f"a pool of {shape.num_blocks} blocks needs {pool_bytes / GiB:.1f} GiB, "
+                f"{self.chip.name} has {memory_bytes / GiB:.1f}"
+            )
 
     def execute(self, plan: Plan) -> StepResult:
         """Return the step's time, and a new number for each token that it draws."""
@@ -125,24 +132,15 @@ class RooflineRunner:
         chunks: list[tuple[int, int]] = []
         if len(singles) < len(plan.rows):
             chunks = [pair for pair in plan.pairs if pair[0] != 1]
-        drawn = [len(draws) for *_, draws in plan.rows]
-        first = self._next_token + 1
-        self._next_token += sum(drawn)
+        drawn = [len(samples) for *_, samples in plan.rows]
         tokens: list[tuple[int, ...]]
         if drawn.count(1) == len(drawn):  # a step of decodes, as most are
-            tokens = list(zip(range(first, first + len(drawn))))
+            tokens = list(zip(islice(self._own_tokens, len(drawn))))
         else:
-            numbers = iter(range(first, self._next_token + 1))
-            tokens = [tuple(islice(numbers, count)) for count in drawn]
-        price = self.pricer.price_parts(singles, chunks, sum(drawn))
-        seconds = price.seconds / self.efficiency + self.overhead_seconds
-        if plan.copies or plan.swap_in or plan.swap_out:
-            seconds += self._move_seconds(len(plan.copies), len(plan.swap_in) + len(plan.swap_out))
-        return StepResult(tokens, seconds)
-
-    def _move_seconds(self, copied: int, swapped: int) -> float:
-        """Return the time of copying blocks, read and written, and of swapping blocks."""
-        return (
-            2 * copied * self._block_bytes / self.chip.bandwidth_bytes_per_second
-            + swapped * self._block_bytes / self.host_link_bytes_per_second
-        ) / self.efficiency
+            tokens = [tuple(islice(self._own_tokens, number)) for number in drawn]
+        seconds = self.pricer.price_parts(singles, chunks, sum(drawn)).seconds
+        copied_bytes = 2 * len(plan.copies) * self._block_bytes  # read and written
+        swapped_bytes = (len(plan.swap_in) + len(plan.swap_out)) * self._block_bytes
+        seconds += copied_bytes / self.chip.bandwidth_bytes_per_second
+        seconds += swapped_bytes / self.host_link_bytes_per_second
+        return StepResult(tokens, seconds / self.efficiency + self.overhead_seconds)

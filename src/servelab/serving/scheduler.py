@@ -20,11 +20,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 
-from servelab.paging import BlockPool, BlockTable, PrefixCache, move
+from servelab.paging import BlockPool, BlockTable, PoolShape, PrefixCache, move
 from servelab.serving import events
 from servelab.serving.plan import Plan
 from servelab.serving.request import FinishReason, Sequence, State, table_of
-from servelab.units import check_count, check_flag
 
 
 @dataclass
@@ -49,31 +48,28 @@ class Counters:
 class Scheduler:
     """Two queues of sequences, both in order of arrival, and the tables of those that run.
 
-    Parameters: ``num_blocks`` of ``block_size`` slots, null block included; ``num_swap_blocks`` on
-    the CPU; ``max_num_batched_tokens`` and ``max_num_seqs`` in one step; ``enable_prefix_caching``;
-    ``sink`` for events.
-    Raises: ``TypeError``, ``ValueError`` for bad counts.
+    Parameters: ``shape`` of the pool; ``num_swap_blocks`` of the CPU's, its null block included (0:
+    none); ``max_num_batched_tokens`` and ``max_num_seqs`` in one step; ``enable_prefix_caching``;
+    ``sink`` for events. The engine has checked them.
     """
 
     def __init__(
         self,
-        num_blocks: int,
-        block_size: int,
+        shape: PoolShape,
         num_swap_blocks: int,
         max_num_batched_tokens: int,
         max_num_seqs: int,
         enable_prefix_caching: bool,
         sink: events.Sink | None,
     ) -> None:
-        self.pool = BlockPool(num_blocks, block_size, sink)
+        self.pool = BlockPool(shape.num_blocks, shape.block_size, sink)
         self.swap_pool: BlockPool | None = None
-        if swap_blocks := check_count("num_swap_blocks", num_swap_blocks, minimum=0):
+        if num_swap_blocks:
             report = None if sink is None else lambda new: sink(events.SwapPoolChanged(change=new))
-            self.swap_pool = BlockPool(swap_blocks + 1, block_size, report)
-        caching = check_flag("enable_prefix_caching", enable_prefix_caching)
-        self.prefix_cache = PrefixCache(self.pool) if caching else None
-        self.max_num_batched_tokens = check_count("max_num_batched_tokens", max_num_batched_tokens)
-        self.max_num_seqs = check_count("max_num_seqs", max_num_seqs)
+            self.swap_pool = BlockPool(num_swap_blocks, shape.block_size, report)
+        self.prefix_cache = PrefixCache(self.pool) if enable_prefix_caching else None
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
         self.sink = sink
         self.running: list[Sequence] = []  # by rank; each has a table
         self.waiting: deque[Sequence] = deque()  # by rank
@@ -116,7 +112,7 @@ class Scheduler:
             new = pending if pending < budget else budget
             if not table.fill(new) and not self._grow(sequence, table, new, plan):
                 break  # it was the youngest itself, so nobody is behind it
-            samples = (sequence.certain or sequence.draws()) if new == pending else ()
+            samples = (sequence.certain or sequence.samples()) if new == pending else ()
             plan.rows.append((sequence, new, cached, samples))
             budget -= new
             seats -= 1
@@ -149,7 +145,7 @@ class Scheduler:
             insort(self.running, self.waiting.popleft(), key=_rank)
             back_from, sequence.state = _BACK_FROM.get(sequence.state), State.RUNNING
             cached, table = sequence.num_computed_tokens, table_of(sequence).id
-            samples = sequence.draws() if cached + new == len(sequence.token_ids) else ()
+            samples = sequence.samples() if cached + new == len(sequence.token_ids) else ()
             plan.rows.append((sequence, new, cached, samples))
             budget -= new
             seats -= sequence.seats
@@ -204,16 +200,17 @@ class Scheduler:
             victim.state, mode, lost = State.SWAPPED, "swap", 0
             self.counters.preemptions_by_swap += 1
         else:
-            self.recompute(victim, State.HELD if held else State.PREEMPTED)
+            self.release(victim, State.HELD if held else State.PREEMPTED)
             self.counters.preemptions_by_recompute += 1
         if not held:
             self.add(victim)
         self.report(events.Preempted, sequence=victim.name, mode=mode, lost_tokens=lost)
         return victim
 
-    def recompute(self, sequence: Sequence, state: State = State.PREEMPTED) -> None:
-        """Take a sequence's blocks away, here or on the CPU; its tokens stay."""
-        table_of(sequence).free()
+    def release(self, sequence: Sequence, state: State) -> None:
+        """Take the blocks that a sequence has, here or on the CPU; its tokens stay."""
+        if sequence.table is not None:
+            sequence.table.free()
         sequence.table, sequence.num_computed_tokens = None, 0
         sequence.state = state
 
@@ -248,10 +245,8 @@ class Scheduler:
             self.waiting.remove(sequence)
         elif sequence.table is not None:
             self.running.remove(sequence)
-        if sequence.table is not None:
-            sequence.table.free()
-            sequence.table = None
-        sequence.state, sequence.finish_reason = State.FINISHED, reason
+        self.release(sequence, State.FINISHED)
+        sequence.finish_reason = reason
         self.report(events.Finished, sequence=sequence.name, reason=reason)
 
     def report(
