@@ -12,6 +12,7 @@ Ignores: prompts that run at the same time, the blocks of the answers, and all t
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import takewhile
 
 from servelab.paging import BlockPool, BlockTable, PrefixCache
 from servelab.simulation.traces import Trace
@@ -30,17 +31,13 @@ def plain_hit_rate(trace: Trace, num_blocks: int | None = None) -> float:
     held: OrderedDict[int, None] = OrderedDict()  # least recently used first
     hits = 0
     for arrival in trace.arrivals:
-        whole = True
+        # Nothing is evicted before the first miss, and behind it nothing counts.
+        hits += len(list(takewhile(held.__contains__, arrival.block_ids)))
         for block in arrival.block_ids:
-            known = block in held
-            whole = whole and known
-            hits += whole
-            if known:
-                held.move_to_end(block)
-                continue
-            if len(held) == limit:
-                held.popitem(last=False)
             held[block] = None
+            held.move_to_end(block)
+        for _ in range(len(held) - limit):
+            held.popitem(last=False)
     return hits / asked
 
 

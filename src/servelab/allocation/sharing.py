@@ -104,7 +104,7 @@ def beam_sharing(
                 break
             if step:  # after the prompt all beams are the same
                 tables = _next_beams(tables, switch, draw)
-            copies += sum(len(table.append(1)) for table in tables)
+            copies += sum(len(table.append(1)) for table in tables if not table.fill(1))
     return _sharing(physical, logical, copies)
 
 
@@ -133,6 +133,8 @@ def _next_beams(tables: list[BlockTable], switch: float, draw: random.Random) ->
         draw.randrange(len(tables)) if draw.random() < switch else beam
         for beam in range(len(tables))
     ]
+    if parents == list(range(len(tables))):  # nearly always
+        return tables
     # The first child of a parent continues it, further ones fork, and who has none is freed.
     taken: set[int] = set()
     children = []
