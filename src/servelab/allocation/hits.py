@@ -22,8 +22,8 @@ from servelab.units import check_count
 def plain_hit_rate(trace: Trace, num_blocks: int | None = None) -> float:
     """Return the share of all blocks found in a cache of ``num_blocks`` (None: without end).
 
-    Every id counts, that of a partial last block too; nothing is pinned, not even the blocks of the
-    prompt at hand.
+    Every id counts, that of a partial last block too. A prompt uses all its blocks at once; then
+    the least recently used are evicted, of a prompt larger than the cache its first.
     Raises: ``ValueError`` for a trace that names no blocks.
     """
     asked = _asked(trace)
@@ -31,7 +31,6 @@ def plain_hit_rate(trace: Trace, num_blocks: int | None = None) -> float:
     held: OrderedDict[int, None] = OrderedDict()  # least recently used first
     hits = 0
     for arrival in trace.arrivals:
-        # Nothing is evicted before the first miss, and behind it nothing counts.
         hits += len(list(takewhile(held.__contains__, arrival.block_ids)))
         for block in arrival.block_ids:
             held[block] = None
