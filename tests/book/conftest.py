@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Playwright, sync_playwright
+from playwright.sync_api import Page as Tab
 
-from tests.live.visits import Visit, visiting
+from tests.live.visits import Visit, opened_from, visiting
 from tools import browser
 
 
@@ -35,16 +36,27 @@ def reader(
         yield started
 
 
+@pytest.fixture(scope="session")
+def last_tab(reader: BrowserContext) -> list[Tab]:
+    """The tab of the visit before, if there was one."""
+    return []
+
+
 @pytest.fixture
-def visit(reader: BrowserContext, address: str) -> Iterator[Visit]:
-    with visiting(reader, address) as found:
+def visit(reader: BrowserContext, last_tab: list[Tab], address: str) -> Iterator[Visit]:
+    """A page opened from the one before, which stays open meanwhile."""
+    tab = opened_from(last_tab[0]) if last_tab else reader.new_page()
+    with visiting(tab, address) as found:
         yield found
+    for before in last_tab:
+        before.close()
+    last_tab[:] = [tab]
     assert not found.wrong
 
 
 @pytest.fixture
 def first_visit(chromium: Browser, address: str) -> Iterator[Visit]:
     context = chromium.new_context()
-    with visiting(context, address) as found:
+    with visiting(context.new_page(), address) as found:
         yield found
     context.close()

@@ -55,7 +55,7 @@ def address() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def one_tab(reader: BrowserContext, address: str) -> Iterator[Visit]:
     """For pages without Python, one after the other: a new tab would compile their scripts anew."""
-    with visiting(reader, address) as found:
+    with visiting(reader.new_page(), address) as found:
         yield found
 
 

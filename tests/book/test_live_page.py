@@ -43,7 +43,7 @@ def address(site: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def kept_open(reader: BrowserContext, address: str) -> Iterator[Visit]:
     """The page made by hand, opened once: a start of Python takes seconds."""
-    with visiting(reader, address) as found:
+    with visiting(reader.new_page(), address) as found:
         found.tab.goto(f"{address}/{HAND_MADE.name}")
         yield found
 

@@ -67,11 +67,17 @@ class Visit:
         return [(entry["request"], entry.get("answer", "")) for entry in kept]
 
 
+def opened_from(tab: Tab) -> Tab:
+    """A further tab, in the same process: it finds compiled what that tab's Python compiled."""
+    with tab.context.expect_page() as opened:
+        tab.evaluate("() => { window.open() }")
+    return opened.value
+
+
 @contextmanager
-def visiting(context: BrowserContext, address: str) -> Iterator[Visit]:
-    """A new tab whose requests, console and errors are watched."""
-    tab = context.new_page()
-    visit = Visit(tab)
+def visiting(tab: Tab, address: str) -> Iterator[Visit]:
+    """Make a tab a reader's, and watch its requests, its console and its errors."""
+    context, visit = tab.context, Visit(tab)
 
     def on_request(request: Request) -> None:
         visit.fetched.append(request.url)
@@ -101,4 +107,3 @@ def visiting(context: BrowserContext, address: str) -> Iterator[Visit]:
     tab.add_init_script(RECORDER)
     yield visit
     context.remove_listener("request", on_request)
-    tab.close()
