@@ -193,14 +193,14 @@ class Reading:
     ) -> None:
         (rows, self.keys), (_, blocks, block_size, *vectors) = slots.shape, layer_cache.shape
         self.new, self.tokens = new, slice(start, start + rows * new)
-        self.shape = 2, rows, self.keys, *vectors  # of what is gathered: (2, R, S, K, d)
+        self.shape = rows, 2, self.keys, *vectors  # of what is gathered: (R, 2, S, K, d)
         self.place = torch.arange(self.keys, device=slots.device)  # (S)
         self.lens = lens[:, None, None]  # (R, 1, 1)
         # A shorter row reads its own first token over and over, masked. A mask alone would not do:
         # 0 times NaN is NaN, and a slot that nobody wrote may hold one.
         slots = torch.where(self.place < lens[:, None], slots, slots[:, :1])  # (R, S)
-        slots = torch.cat((slots, slots + blocks * block_size))  # of keys, then of values
-        self.index = slots.flatten()  # (2 R S)
+        # A row's keys, then its values: a thread then attends to the rows that it copied itself.
+        self.index = torch.stack((slots, slots + blocks * block_size), dim=1).flatten()  # (R 2 S)
         # Copied by 16 bytes: torch wakes its threads for more than 32,768 numbers of any size. For
         # 64 KB, so many of 2 bytes, that saves nothing, and on a busy machine takes milliseconds.
         wide = layer_cache.element_size() * vectors[1] % 16 == 0
@@ -211,7 +211,7 @@ class Reading:
         """Return a copy of the rows' keys and of their values, (2, R, K, S, d)."""
         pool = layer_cache.view(self.unit).flatten(0, 2)  # (2 slots, K, ...): keys, then values
         both = pool.index_select(0, self.index).view(layer_cache.dtype).view(self.shape)
-        return both.transpose(2, 3)  # from (2, R, S, K, d)
+        return both.permute(1, 0, 3, 2, 4)  # from (R, 2, S, K, d)
 
     def attend(self, layer_cache: Tensor, q: Tensor, scale: float, window: int | None) -> Tensor:
         """Return the output of the rows' queries, (R new, H, d)."""
