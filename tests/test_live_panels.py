@@ -320,6 +320,17 @@ def test_bars_are_as_long_as_the_times() -> None:
     assert starts[3] == starts[0]
 
 
+@pytest.mark.parametrize("module", [roofline_panel, phases_panel])
+def test_every_chip_has_a_format_to_choose(module: ModuleType) -> None:
+    (formats,) = (c.known for c in module.panel().controls if c.name == "dtype")
+    for chip in hardware.names():
+        answers = [
+            answer_or_sentence(module, module.panel().values() | {"chip": chip, "dtype": dtype})
+            for dtype in formats
+        ]
+        assert not all(isinstance(answer, str) for answer in answers), chip
+
+
 def test_phases_refuse_a_format_that_the_chip_lacks() -> None:
     with pytest.raises(ValueError, match="a100-sxm-80gb has no peak rate for 'fp8'"):
         ask(phases_panel, chip="a100-sxm-80gb", dtype="fp8")

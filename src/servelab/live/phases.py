@@ -34,7 +34,7 @@ from servelab.models import ModelSpec
 from servelab.roofline import Cost, Precision, Time, attainable, step_cost, step_time
 from servelab.units import format_flop, format_flop_rate, format_seconds
 
-_FORMATS = ("bf16", "fp16", "fp8")
+_FORMATS = ("bf16", "fp16", "fp32", "fp8")
 
 
 def panel() -> Panel:
