@@ -124,7 +124,7 @@ def _what_fits(
         if users < batch:
             told += (
                 f" Beside the weights, 90% of one {chip.label} holds the caches of {users:,} such "
-                f"sequences, not of {batch:,}."
+                f"sequence{'s' * (users != 1)}, not of {batch:,}."
             )
     longest = spec.max_context_tokens
     if longest is not None and context > longest:
