@@ -208,7 +208,9 @@ def test_a_page_keeps_one_panel_of_each_name_and_each_page_its_own() -> None:
 def test_before_anybody_moves_a_control_all_are_as_the_first_answer_leaves_them(name: str) -> None:
     panel = live.get(name)
     first, root = panel.first(), ElementTree.fromstring(panel.html())
-    controls = {c.get("name") or c.get("data-action"): c for c in root.iterfind(".//form//*[@id]")}
+    (form,) = root.iterfind(".//form")
+    assert form.get("autocomplete") == "off"  # no browser brings the values of a visit before back
+    controls = {c.get("name") or c.get("data-action"): c for c in form.iterfind(".//*[@id]")}
     assert set(controls) == {control.name for control in panel.controls}
     off = {
         name

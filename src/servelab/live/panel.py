@@ -141,7 +141,6 @@ class Field:
                 type="text",
                 value=self.value,
                 placeholder=self.placeholder,
-                autocomplete="off",
                 disabled=_disabled(self.name, shown),
             )
         else:
@@ -256,11 +255,18 @@ class Panel:
     def html(self) -> str:
         """Return the panel with the answer to its first values."""
         answer = self.first()
-        controls = "".join(_group(self.name, *item, answer) for item in self.groups.items())
+        form = element(
+            "form",
+            "".join(_group(self.name, *item, answer) for item in self.groups.items()),
+            class_="panel-controls",
+            # Else a browser that comes back to a page moves the controls, and not the picture.
+            autocomplete="off",
+            hidden="hidden",
+        )
         return element(
             "servelab-panel",
             element("p", escaped(self.title), class_="panel-title", id=f"{self.name}-title")
-            + element("form", controls, class_="panel-controls", hidden="hidden")
+            + form
             + element("p", escaped(answer.words), class_="panel-words", role="status")
             + f'<div class="panel-parts">{parts_html(answer)}</div>',
             name=self.name,
