@@ -8,6 +8,7 @@ import linecache
 import zipfile
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from nbformat.v4 import new_code_cell
@@ -201,6 +202,48 @@ def test_a_page_keeps_one_panel_of_each_name_and_each_page_its_own() -> None:
     assert second["words"] == "2 7 go"  # a value that is not sent is the first one
     assert asked(page, kind="panel", name="b", action="", values={})["words"] == "1 7 "
     assert asked(live.Page(), kind="panel", name="a", action="", values={})["words"] == "1 7 "
+
+
+@pytest.mark.parametrize("name", live.PANELS)
+def test_before_anybody_moves_a_control_all_are_as_the_first_answer_leaves_them(name: str) -> None:
+    panel = live.get(name)
+    first, root = panel.first(), ElementTree.fromstring(panel.html())
+    (form,) = root.iterfind(".//form")
+    assert form.get("autocomplete") == "off"  # no browser brings the values of a visit before back
+    controls = {c.get("name") or c.get("data-action"): c for c in form.iterfind(".//*[@id]")}
+    assert set(controls) == {control.name for control in panel.controls}
+    off = {
+        name
+        for name, control in controls.items()
+        if "disabled" in control.attrib or control.get("aria-disabled") == "true"
+    }
+    assert off == set(first.off)
+    said = {output.get("for"): output.text for output in root.iterfind(".//output")}
+    for control in panel.controls:
+        if isinstance(control, live.Slider):
+            expected = first.said.get(control.name, control.value)
+            assert said[f"{name}-{control.name}"] == expected
+            assert controls[control.name].get("aria-valuetext") == expected
+            assert first.stops.get(control.name, control.stops) == control.stops
+        elif isinstance(control, live.Choice):
+            assert first.options.get(control.name, control.options) == control.options
+        if not isinstance(control, live.Button):
+            assert first.values.get(control.name, control.value) == control.value
+
+
+def test_every_kind_of_control_can_be_off_from_the_start() -> None:
+    controls = (
+        live.Choice("choice", "Choice", (("a", "a"),), "a"),
+        live.Slider("slider", "Slider", ("1",), "1"),
+        live.Field("line", "Line"),
+        live.Field("lines", "Lines", lines=2),
+        live.Switch("switch", "Switch"),
+    )
+    off = tuple(control.name for control in controls)
+    for names in (off, ()):
+        answer = live.Answer("Said.", off=names)
+        panel = live.Panel("try", "Try", {"": controls}, lambda values, action, it=answer: it)
+        assert panel.html().count('disabled="disabled"') == len(names)
 
 
 @pytest.mark.usefixtures("counter")

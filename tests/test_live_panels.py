@@ -300,8 +300,14 @@ def test_the_times_of_both_phases_are_the_calculators(
         assert "The weights alone do not fit" in answer.words
     else:
         users = memory.max_sequences(spec, left, context, kv)
-        said = f"holds the caches of {users:,} such sequences, not of {batch:,}"
+        plural = "s" * (users != 1)
+        said = f"holds the caches of {users:,} such sequence{plural}, not of {batch:,}"
         assert (said in answer.words) == (users < batch)
+
+
+def test_one_sequence_is_no_sequences() -> None:
+    answer = ask(phases_panel, model="llama-2-7b", chip="l4", batch="8", context="8K")
+    assert "holds the caches of 1 such sequence, not of 8." in answer.words
 
 
 def test_bars_are_as_long_as_the_times() -> None:
@@ -318,6 +324,17 @@ def test_bars_are_as_long_as_the_times() -> None:
     starts = [start for start, _ in bars.values()]
     assert starts[1] == pytest.approx(starts[0] + 5 * unit, abs=0.02)
     assert starts[3] == starts[0]
+
+
+@pytest.mark.parametrize("module", [roofline_panel, phases_panel])
+def test_every_chip_has_a_format_to_choose(module: ModuleType) -> None:
+    (formats,) = (c.known for c in module.panel().controls if c.name == "dtype")
+    for chip in hardware.names():
+        answers = [
+            answer_or_sentence(module, module.panel().values() | {"chip": chip, "dtype": dtype})
+            for dtype in formats
+        ]
+        assert not all(isinstance(answer, str) for answer in answers), chip
 
 
 def test_phases_refuse_a_format_that_the_chip_lacks() -> None:

@@ -306,7 +306,6 @@ class ServelabPanel extends HTMLElement {
     this.parts = this.querySelector(".panel-parts");
     this.note = make("p", { class: "live-note", role: "status", hidden: "" });
     this.form.after(this.note);
-    this.form.reset(); // a browser that comes back to a page moves controls, not the picture
     this.initial = [this.form.innerHTML, this.words.textContent, this.parts.innerHTML];
     this.queue = []; // actions to ask for; "" where only values changed
     this.touched = new Set(); // controls moved since the last request left

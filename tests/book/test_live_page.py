@@ -354,19 +354,25 @@ def test_a_panel_says_that_it_waits_for_a_cell(panel: Locator) -> None:
     expect(panel.locator("output")).to_have_text("4")
 
 
-def test_back_to_a_page_the_controls_fit_the_picture(visit: Visit, address: str) -> None:
+@pytest.mark.parametrize("way", ["back", "reload"])
+def test_back_to_a_page_the_controls_fit_the_picture(visit: Visit, address: str, way: str) -> None:
     visit.tab.goto(f"{address}/{HAND_MADE.name}")
     visit.run(4)
     panel = visit.tab.locator("servelab-panel[name=try]")
+    start = panel.locator(".panel-words").inner_text()
+    panel.get_by_label("Unit").select_option("GiB")
     panel.get_by_label("Size").press("End")
     panel.get_by_label("Note").fill("moved")
-    expect(panel.locator(".panel-words")).to_contain_text("size=64 note=moved")
-    visit.tab.reload()
-    visit.tab.goto(f"{address}/{HAND_MADE.name}?another")
-    visit.tab.go_back()
-    said = panel.locator(".panel-words").inner_text()
-    note = panel.get_by_label("Note").input_value()
-    size = panel.get_by_label("Size").get_attribute("aria-valuetext")
-    assert f"size={size} note={note} " in said
-    stops = (panel.get_by_label("Size").get_attribute("data-stops") or "").split()
-    assert stops[int(panel.get_by_label("Size").input_value())] == size
+    panel.get_by_label("Exact").check()
+    expect(panel.locator(".panel-words")).to_contain_text("unit=GiB size=64 note=moved exact=on")
+    if way == "back":
+        visit.tab.goto(f"{address}/{HAND_MADE.name}?another")
+        visit.tab.go_back()
+    else:
+        visit.tab.reload()
+    expect(panel.locator("form")).to_be_visible()
+    expect(panel.locator(".panel-words")).to_have_text(start)
+    expect(panel.get_by_label("Unit")).to_have_value("GB")
+    expect(panel.get_by_label("Size")).to_have_value("0")
+    expect(panel.get_by_label("Note")).to_have_value("")
+    expect(panel.get_by_label("Exact")).not_to_be_checked()

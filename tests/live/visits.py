@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from playwright.sync_api import BrowserContext, Dialog, Locator, Request
+from playwright.sync_api import Dialog, Locator, Request
 from playwright.sync_api import Page as Tab
 
 LIMIT = 30_000  # milliseconds: a guard, not a measurement

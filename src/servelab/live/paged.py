@@ -101,14 +101,15 @@ class Explorer:
         elif action == "step" and now is None:
             place = min(last, place + 1)
         elif action == "reveal" and now is not None:
-            place, verdict = now.until, _verdict(now, values["guess"])
+            guess = dict(_answers(run, now)).get(values["guess"], "")
+            place, verdict = now.until, _verdict(now, guess)
         elif action == "next" and now is None:
             place, verdict = _next(run, kind, place, asked)
         question = asked.get(place)
+        answers = _answers(run, question)
         words = verdict or _where(run, place)
         if question is not None:
             words += f" Before it goes on: {question.text}"
-        options = tuple((each, each) for each in question.options) if question else ()
         off = ["back"] if place == 0 else []
         off += ["step", "next"] if place == last or question is not None else []
         off += [] if question is not None else ["guess", "reveal"]
@@ -120,13 +121,13 @@ class Explorer:
                 "place": str(place),
                 "kind": f"{run.name}/{kind}",
                 "block": "" if block is None else str(block),
-                "guess": values["guess"] if question is now and not verdict else "",
+                "guess": values["guess"] if values["guess"] in dict(answers) else "",
             },
             stops={"place": _places(run)},
             options={
                 "kind": _kinds(run),
                 "block": block_options(num_blocks),
-                "guess": (_NO_GUESS, *options),
+                "guess": (_NO_GUESS, *answers),
             },
             off=tuple(off),
         )
@@ -175,6 +176,13 @@ def _places(run: Recorded) -> tuple[str, ...]:
 
 def _kinds(run: Recorded) -> tuple[tuple[str, str], ...]:
     return tuple((f"{run.name}/{kind}", said) for kind, said in KINDS.items() if kind in run.kinds)
+
+
+def _answers(run: Recorded, question: Question | None) -> tuple[tuple[str, str], ...]:
+    """Return what a question can be answered; each names its question, as kinds their scenario."""
+    if question is None:
+        return ()
+    return tuple((f"{run.name}/{question.at}/{each}", each) for each in question.options)
 
 
 @lru_cache

@@ -25,153 +25,6 @@ Values = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One of several: ``options`` as (value, text); ``value`` is chosen first."""
-
-    name: str
-    label: str
-    options: tuple[tuple[str, str], ...]
-    value: str
-
-    def __post_init__(self) -> None:
-        among(self.name, self.value, self.known)
-
-    @property
-    def known(self) -> tuple[str, ...]:
-        """All that it can say."""
-        return tuple(value for value, _ in self.options)
-
-    def html(self, where: str) -> str:
-        """Return the control's HTML, its id ``where``."""
-        options = "".join(
-            element(
-                "option",
-                escaped(text),
-                value=value,
-                selected="selected" if value == self.value else None,
-            )
-            for value, text in self.options
-        )
-        return _labelled(self.label, where, element("select", options, id=where, name=self.name))
-
-
-@dataclass(frozen=True)
-class Slider:
-    """One of ``stops`` in a row; a form sends the stop itself, ``value`` is the first one."""
-
-    name: str
-    label: str
-    stops: tuple[str, ...]
-    value: str
-
-    def __post_init__(self) -> None:
-        among(self.name, self.value, self.known)
-
-    @property
-    def known(self) -> tuple[str, ...]:
-        """All that it can say."""
-        return self.stops
-
-    def html(self, where: str) -> str:
-        """Return the control's HTML, its id ``where``."""
-        # The page's script looks the stop up in the list; it knows no scale.
-        slider = element(
-            "input",
-            id=where,
-            name=self.name,
-            type="range",
-            min=0,
-            max=len(self.stops) - 1,
-            step=1,
-            value=str(self.stops.index(self.value)),
-            data_stops=" ".join(self.stops),
-            aria_valuetext=self.value,
-        )
-        said = element("output", escaped(self.value), for_=where)
-        return _labelled(self.label, where, slider + said)
-
-
-@dataclass(frozen=True)
-class Field:
-    """Text that the reader types: one line, or ``lines`` of them."""
-
-    name: str
-    label: str
-    value: str = ""
-    lines: int = 1
-    placeholder: str | None = None
-
-    def __post_init__(self) -> None:
-        check_count("lines", self.lines)
-
-    def html(self, where: str) -> str:
-        """Return the control's HTML, its id ``where``."""
-        if self.lines == 1:
-            body = element(
-                "input",
-                id=where,
-                name=self.name,
-                type="text",
-                value=self.value,
-                placeholder=self.placeholder,
-                autocomplete="off",
-            )
-        else:
-            opening = element(
-                "textarea",
-                id=where,
-                name=self.name,
-                rows=self.lines,
-                placeholder=self.placeholder,
-                spellcheck="false",
-            ).removesuffix("/>")  # an empty text area needs its end tag too
-            body = f"{opening}>{escaped(self.value)}</textarea>"
-        return _labelled(self.label, where, body)
-
-
-@dataclass(frozen=True)
-class Switch:
-    """On or off; a form sends "on" or "", ``value`` is the first of them."""
-
-    name: str
-    label: str
-    value: str = ""
-
-    def __post_init__(self) -> None:
-        among(self.name, self.value, ["", "on"])
-
-    def html(self, where: str) -> str:
-        """Return the control's HTML, its id ``where``."""
-        box = element(
-            "input",
-            id=where,
-            name=self.name,
-            type="checkbox",
-            checked="checked" if self.value else None,
-        )
-        return _labelled(self.label, where, box)
-
-
-@dataclass(frozen=True)
-class Button:
-    """Something to do: a press sends ``name`` as the action, beside all values."""
-
-    name: str
-    label: str
-
-    value = ""
-
-    def html(self, where: str) -> str:
-        """Return the control's HTML, its id ``where``."""
-        return element(
-            "button", escaped(self.label), id=where, type="button", data_action=self.name
-        )
-
-
-Control = Choice | Slider | Field | Switch | Button
-
-
-@dataclass(frozen=True)
 class Answer:
     """What a panel shows for the values of its controls.
 
@@ -191,6 +44,165 @@ class Answer:
     stops: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     options: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
     off: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several: ``options`` as (value, text); ``value`` is chosen first."""
+
+    name: str
+    label: str
+    options: tuple[tuple[str, str], ...]
+    value: str
+
+    def __post_init__(self) -> None:
+        among(self.name, self.value, self.known)
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """All that it can say."""
+        return tuple(value for value, _ in self.options)
+
+    def html(self, where: str, shown: Answer) -> str:
+        """Return the control's HTML, its id ``where``, as the answer that is shown leaves it."""
+        options = "".join(
+            element(
+                "option",
+                escaped(text),
+                value=value,
+                selected="selected" if value == self.value else None,
+            )
+            for value, text in self.options
+        )
+        select = element(
+            "select", options, id=where, name=self.name, disabled=_disabled(self.name, shown)
+        )
+        return _labelled(self.label, where, select)
+
+
+@dataclass(frozen=True)
+class Slider:
+    """One of ``stops`` in a row; a form sends the stop itself, ``value`` is the first one."""
+
+    name: str
+    label: str
+    stops: tuple[str, ...]
+    value: str
+
+    def __post_init__(self) -> None:
+        among(self.name, self.value, self.known)
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """All that it can say."""
+        return self.stops
+
+    def html(self, where: str, shown: Answer) -> str:
+        """Return the control's HTML, its id ``where``, as the answer that is shown leaves it."""
+        said = shown.said.get(self.name, self.value)
+        # The page's script looks the stop up in the list; it knows no scale.
+        slider = element(
+            "input",
+            id=where,
+            name=self.name,
+            type="range",
+            min=0,
+            max=len(self.stops) - 1,
+            step=1,
+            value=str(self.stops.index(self.value)),
+            data_stops=" ".join(self.stops),
+            aria_valuetext=said,
+            disabled=_disabled(self.name, shown),
+        )
+        beside = element("output", escaped(said), for_=where)
+        return _labelled(self.label, where, slider + beside)
+
+
+@dataclass(frozen=True)
+class Field:
+    """Text that the reader types: one line, or ``lines`` of them."""
+
+    name: str
+    label: str
+    value: str = ""
+    lines: int = 1
+    placeholder: str | None = None
+
+    def __post_init__(self) -> None:
+        check_count("lines", self.lines)
+
+    def html(self, where: str, shown: Answer) -> str:
+        """Return the control's HTML, its id ``where``, as the answer that is shown leaves it."""
+        if self.lines == 1:
+            body = element(
+                "input",
+                id=where,
+                name=self.name,
+                type="text",
+                value=self.value,
+                placeholder=self.placeholder,
+                disabled=_disabled(self.name, shown),
+            )
+        else:
+            opening = element(
+                "textarea",
+                id=where,
+                name=self.name,
+                rows=self.lines,
+                placeholder=self.placeholder,
+                spellcheck="false",
+                disabled=_disabled(self.name, shown),
+            ).removesuffix("/>")  # an empty text area needs its end tag too
+            body = f"{opening}>{escaped(self.value)}</textarea>"
+        return _labelled(self.label, where, body)
+
+
+@dataclass(frozen=True)
+class Switch:
+    """On or off; a form sends "on" or "", ``value`` is the first of them."""
+
+    name: str
+    label: str
+    value: str = ""
+
+    def __post_init__(self) -> None:
+        among(self.name, self.value, ["", "on"])
+
+    def html(self, where: str, shown: Answer) -> str:
+        """Return the control's HTML, its id ``where``, as the answer that is shown leaves it."""
+        box = element(
+            "input",
+            id=where,
+            name=self.name,
+            type="checkbox",
+            checked="checked" if self.value else None,
+            disabled=_disabled(self.name, shown),
+        )
+        return _labelled(self.label, where, box)
+
+
+@dataclass(frozen=True)
+class Button:
+    """Something to do: a press sends ``name`` as the action, beside all values."""
+
+    name: str
+    label: str
+
+    value = ""
+
+    def html(self, where: str, shown: Answer) -> str:
+        """Return the control's HTML, its id ``where``, as the answer that is shown leaves it."""
+        return element(
+            "button",
+            escaped(self.label),
+            id=where,
+            type="button",
+            data_action=self.name,
+            aria_disabled="true" if self.name in shown.off else None,  # it keeps the focus
+        )
+
+
+Control = Choice | Slider | Field | Switch | Button
 
 
 @dataclass(frozen=True)
@@ -243,11 +255,18 @@ class Panel:
     def html(self) -> str:
         """Return the panel with the answer to its first values."""
         answer = self.first()
-        controls = "".join(_group(self.name, *item) for item in self.groups.items())
+        form = element(
+            "form",
+            "".join(_group(self.name, *item, answer) for item in self.groups.items()),
+            class_="panel-controls",
+            # Else a browser that comes back to a page moves the controls, and not the picture.
+            autocomplete="off",
+            hidden="hidden",
+        )
         return element(
             "servelab-panel",
             element("p", escaped(self.title), class_="panel-title", id=f"{self.name}-title")
-            + element("form", controls, class_="panel-controls", hidden="hidden")
+            + form
             + element("p", escaped(answer.words), class_="panel-words", role="status")
             + f'<div class="panel-parts">{parts_html(answer)}</div>',
             name=self.name,
@@ -290,11 +309,15 @@ def table_html(caption: str, header: list[str], rows: list[list[str]]) -> str:
     )
 
 
-def _group(panel: str, heading: str, controls: tuple[Control, ...]) -> str:
-    body = "".join(control.html(f"{panel}-{control.name}") for control in controls)
+def _group(panel: str, heading: str, controls: tuple[Control, ...], shown: Answer) -> str:
+    body = "".join(control.html(f"{panel}-{control.name}", shown) for control in controls)
     if heading:
         return element("fieldset", element("legend", escaped(heading)) + body)
     return element("div", body, class_="panel-group")
+
+
+def _disabled(name: str, shown: Answer) -> str | None:
+    return "disabled" if name in shown.off else None
 
 
 def _labelled(label: str, where: str, control: str) -> str:

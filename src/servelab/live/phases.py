@@ -34,7 +34,7 @@ from servelab.models import ModelSpec
 from servelab.roofline import Cost, Precision, Time, attainable, step_cost, step_time
 from servelab.units import format_flop, format_flop_rate, format_seconds
 
-_FORMATS = ("bf16", "fp16", "fp8")
+_FORMATS = ("bf16", "fp16", "fp32", "fp8")
 
 
 def panel() -> Panel:
@@ -124,7 +124,7 @@ def _what_fits(
         if users < batch:
             told += (
                 f" Beside the weights, 90% of one {chip.label} holds the caches of {users:,} such "
-                f"sequences, not of {batch:,}."
+                f"sequence{'s' * (users != 1)}, not of {batch:,}."
             )
     longest = spec.max_context_tokens
     if longest is not None and context > longest:

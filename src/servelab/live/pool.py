@@ -103,7 +103,9 @@ class Play:
         names = dict(self.names())
         num_blocks = self.play.pool.shape.num_blocks
         block = chosen_block(values["block"], action, num_blocks)
-        off = () if self.play.sequences else ("append", "fork", "abort")
+        off = [] if self.play.sequences else ["append", "fork", "abort"]
+        off += [] if self.setups[-1].operations else ["clear"]
+        off += [] if len(self.setups) > 1 else ["back"]
         return Answer(
             words,
             parts=self._parts(block),
@@ -114,7 +116,7 @@ class Play:
                 "block": "" if block is None else str(block),
             },
             options={"sequence": self.names(), "block": block_options(num_blocks)},
-            off=off if len(self.setups) > 1 else (*off, "back"),
+            off=tuple(off),
         )
 
     def _act(self, values: Values, action: str) -> str:
@@ -127,7 +129,7 @@ class Play:
             if len(self.setups) > 1:
                 self.setups.pop()
             self.play, self.said = self.setups[-1].play()
-        elif action == "clear" or size != self.setups[-1][:2]:
+        elif size != self.setups[-1][:2] or (action == "clear" and self.setups[-1].operations):
             self.setups.append(Setup(*size))
             self.play, self.said = self.setups[-1].play()
         elif action in ACTS:
