@@ -243,6 +243,11 @@ HOSTILE = (
 
 def use(visit: Visit, panel: Locator) -> None:
     """Move each control of a panel as a reader would, once with keys or text, once by pointer."""
+    for choice in panel.locator("select").all():
+        values = choice.locator("option").evaluate_all("all => all.map((o) => o.value)")
+        if choice.is_enabled():
+            choice.select_option([value for value in values if value != PASTED][-1])
+            visit.settled()
     for slider in panel.locator("input[type=range]").all():
         if slider.is_enabled():
             slider.focus()
@@ -253,11 +258,6 @@ def use(visit: Visit, panel: Locator) -> None:
             panel.page.mouse.down()
             panel.page.mouse.move(box["x"] + box["width"] / 4, box["y"] + box["height"] / 2)
             panel.page.mouse.up()
-    for choice in panel.locator("select").all():
-        values = choice.locator("option").evaluate_all("all => all.map((o) => o.value)")
-        if choice.is_enabled():
-            choice.select_option([value for value in values if value != PASTED][-1])
-            visit.settled()
     for box in panel.locator("input[type=checkbox]").all():
         if box.is_enabled():
             box.click()
