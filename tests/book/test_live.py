@@ -246,7 +246,7 @@ def use(visit: Visit, panel: Locator) -> None:
     for choice in panel.locator("select").all():
         values = choice.locator("option").evaluate_all("all => all.map((o) => o.value)")
         if choice.is_enabled():
-            choice.select_option([value for value in values if value != PASTED][-1])
+            choice.select_option(values[1 % len(values)])  # of the last, some refuse one another
             visit.settled()
     for slider in panel.locator("input[type=range]").all():
         if slider.is_enabled():
@@ -271,6 +271,7 @@ def use(visit: Visit, panel: Locator) -> None:
     picture = panel.locator(".panel-parts [data-action]")
     if picture.count():
         picture.first.click()
+    visit.settled()
 
 
 def write_into(visit: Visit, panel: Locator) -> None:
