@@ -342,8 +342,14 @@ def test_copies_and_swaps_are_priced():
 
 
 def test_a_pool_beyond_the_chips_memory_is_refused_before_it_is_made():
-    with pytest.raises(MemoryError, match=r"a pool of 1000000000000 blocks needs .* GiB, .* has"):
-        Engine(RooflineRunner(SPEC, CHIP), num_blocks=10**12)
+    runner = RooflineRunner(SPEC, CHIP)
+    engine = Engine(runner, num_blocks=8)
+    rule = r"a pool of 1000000000000 blocks needs \S+ GiB, .* has \S+ GiB"
+    with pytest.raises(MemoryError, match=rule):
+        Engine(runner, num_blocks=10**12)
+    engine.generate(
+        [[1, 2, 3]], SamplingParams(max_tokens=1)
+    )  # it was refused: the runner is not taken
 
 
 def test_siblings_draw_tokens_of_their_own():

@@ -3,10 +3,10 @@
 ``python tools/mutants.py [--all] [WORD ...]``, or ``make mutants``: all mutants, or those whose
 room and name ("serving: B23 ...") hold one of the words. A table of mutants stands beside the tests
 of its room; each mutant names the test that must fail on it, and is tried on that test. With
-``--all`` it is tried on all tests of its room, which takes hours, and on the random histories where
-the room has some, to see what they alone would find; where the tests are slow, on the named test
-even then. The exit code is 0 only if every named test failed, and all tests pass on the unchanged
-copies.
+``--all`` it is tried on all tests of its room, which takes many times as long, and on the random
+histories where the room has some, to see what they alone would find; where the tests are slow, on
+the named test even then. The exit code is 0 only if every named test failed, and all tests pass on
+the unchanged copies.
 """
 
 from __future__ import annotations
@@ -72,17 +72,8 @@ def failures(
     has_histories = histories_too and table.HISTORIES
     script = _HISTORIES.format(module=table.HISTORIES) if has_histories else ""
     histories = start(package, "-c", script)
-    words = (
-        "-m",
-        "pytest",
-        "-v",
-        "--tb=no",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:nbval",
-        *table.TESTS,
-    )
+    plugins = ("-p", "no:cacheprovider", "-p", "no:nbval")
+    words = ("-m", "pytest", "-v", "--tb=no", *plugins, *table.TESTS)
     words += ("-k", killer) if killer else ()
     tests = start(package, *words, **getattr(table, "ENVIRONMENT", {}))
     output, in_time = finished(tests)
@@ -102,7 +93,7 @@ def finished(process: subprocess.Popen[str]) -> tuple[str, bool]:
         return process.communicate(timeout=LIMIT_SECONDS)[0], True
     except subprocess.TimeoutExpired:
         process.kill()
-        print(f"broken off after {LIMIT_SECONDS} s, before the verdict:", flush=True)
+        print(f"broken off after {LIMIT_SECONDS} s: {process.args!r}", flush=True)
         return process.communicate()[0], False
 
 

@@ -104,7 +104,9 @@ def beam_sharing(
                 break
             if step:  # after the prompt all beams are the same
                 tables = _next_beams(tables, switch, draw)
-            copies += sum(len(table.append(1)) for table in tables if not table.fill(1))
+            for table in tables:
+                if not table.fill(1):  # its last block is full, or another beam's too
+                    copies += len(table.append(1))
     return _sharing(physical, logical, copies)
 
 

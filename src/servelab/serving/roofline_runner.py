@@ -118,13 +118,14 @@ class RooflineRunner:
         Raises: ``MemoryError`` for a pool larger than the chip's memory.
         """
         per_token = self.spec.kv_bytes_per_token(kv_dtype=self.kv_dtype, view="reserved")
-        self.shape, self._block_bytes = shape, shape.block_size * per_token
-        pool_bytes, memory_bytes = shape.num_blocks * self._block_bytes, self.chip.memory_bytes
+        block_bytes = shape.block_size * per_token
+        pool_bytes, memory_bytes = shape.num_blocks * block_bytes, self.chip.memory_bytes
         if pool_bytes > memory_bytes:
             raise MemoryError(
                 f"a pool of {shape.num_blocks} blocks needs {pool_bytes / GiB:.1f} GiB, "
-                f"{self.chip.name} has {memory_bytes / GiB:.1f}"
+                f"{self.chip.name} has {memory_bytes / GiB:.1f} GiB"
             )
+        self.shape, self._block_bytes = shape, block_bytes
 
     def execute(self, plan: Plan) -> StepResult:
         """Return the step's time, and a new number for each token that it draws."""
