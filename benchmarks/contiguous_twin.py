@@ -1,8 +1,8 @@
-"""Our own decoder without paging: the attention backend that the paged one is measured against.
+"""Our own decoder without paging: the attention backend that the paged ones are measured against.
 
-Models: what `DenseCache` does, below the same fused model, engine and sampler: each sequence has
-one row of the cache at full length, and attention reads the rows where they are. What the paged
-backend takes longer is its gathering.
+Models: what `DenseCache` does, below the same fused model, operators, engine and sampler: each
+sequence has one row of the cache at full length, and torch's attention reads the rows where they
+are. What a paged backend takes longer is its gathering.
 
 Assumes: every step has the same sequences in the same order, all of the same length.
 
@@ -15,16 +15,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from servelab.decoder.attention import StepBatch
+from servelab.decoder.attention import ReferenceAttention, StepBatch
+from servelab.decoder.cpu_attention import CpuOperators
+from servelab.decoder.operators import Operators
 
 # Shapes below: R rows, T new tokens of each, N = R T, S keys, H query heads, K KV heads, d head
 # dimension.
+
+
+class Gathered(ReferenceAttention):
+    """The paged backend that gathers, with the operators of the others."""
+
+    operators: Operators = CpuOperators()
 
 
 class ContiguousRows:
     """Keys and values of ``rows`` sequences, each with room for ``room_tokens``."""
 
     name, index_bits = "contiguous", 64
+    operators: Operators = CpuOperators()
 
     def __init__(self, rows: int, room_tokens: int) -> None:
         self.rows, self.room_tokens = rows, room_tokens

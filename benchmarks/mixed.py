@@ -75,7 +75,7 @@ def compare(
     model: PagedDecoder, lengths: Lengths, rounds: int
 ) -> tuple[dict[str, list[float]], list[Goal], list[str]]:
     """Run both kinds of batching in turn; return seconds, goals, and lines on them."""
-    runner = CountingRunner(model)
+    runner = CountingRunner(model, "cpu")
     ways: dict[str, Callable[[TorchRunner, Lengths], float]]
     ways = {"continuous": continuous, "static, padded": static}
     seconds: dict[str, list[float]] = {name: [] for name in ways}

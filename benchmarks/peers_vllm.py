@@ -100,7 +100,7 @@ class Ours:
     def __init__(self, folder: Path) -> None:
         from servelab.decoder import TorchRunner
 
-        self.runner = TorchRunner.from_pretrained(folder, "cpu", compile=True)
+        self.runner = TorchRunner.from_pretrained(folder, "cpu", attention="cpu", compile=True)
 
     def seconds(self, prompts: list[list[int]], lengths: list[int]) -> float:
         """Return the seconds until all prompts are answered."""

@@ -21,6 +21,7 @@ import decoding
 import goals
 import mixed
 import torch
+from decoding import COMPILED, KERNELS
 from engines import Decodes, Ours, Transformers, say, write_checkpoint
 from goals import Goal
 
@@ -58,13 +59,11 @@ def _run(options: argparse.Namespace, folder: Path) -> list[Goal]:
     print(f"{measure.probe().line}, {torch.get_num_threads()} threads, medians of {rounds} rounds")
     runner = TorchRunner.from_pretrained(folder, "cpu")
     packed = TorchRunner.from_pretrained(folder, "cpu", pack=True)
-    engines: dict[str, Decodes] = {
-        engine.name: engine
-        for engine in (Transformers(folder), Ours("ours", runner), Ours("ours, packed", packed))
-    }
+    ours = {"ours": runner, "ours, packed": packed, KERNELS: TorchRunner(packed.model, "cpu")}
     if not options.no_compile:
-        compiled = TorchRunner.from_pretrained(folder, "cpu", compile=True)
-        engines["ours, compiled"] = Ours("ours, compiled", compiled)
+        ours[COMPILED] = TorchRunner.from_pretrained(folder, "cpu", attention="cpu", compile=True)
+    engines: dict[str, Decodes] = {"transformers": Transformers(folder)}
+    engines |= {name: Ours(name, own) for name, own in ours.items()}
 
     found: list[Goal] = []
     groups = [
@@ -75,7 +74,7 @@ def _run(options: argparse.Namespace, folder: Path) -> list[Goal]:
     found += decoding.against_transformers(engines, groups)
 
     twins, reached, lines = decoding.against_twin(packed.model, batches, 8 if quick else 24, rounds)
-    _show("What paging costs: the same model, packed, on contiguous rows", twins)
+    _show("What paging costs: the same model and operators on contiguous rows", twins)
     print(*lines, "", sep="\n")
     found += reached
 
@@ -89,7 +88,7 @@ def _run(options: argparse.Namespace, folder: Path) -> list[Goal]:
     found += reached
 
     overhead = {count: bookkeeping.step_seconds(count) for count in (batches[-1], 256)}
-    step = groups[-1].seconds("ours, packed")
+    step = groups[-1].seconds(KERNELS)
     found += [
         Goal("bookkeeping of 256 sequences", 1.0, 1e3 * overhead[256], False, "ms"),
         Goal(
@@ -104,7 +103,7 @@ def _run(options: argparse.Namespace, folder: Path) -> list[Goal]:
     rows: list[list[object]] = [
         [kind, *(f"{parts[b][kind]:.0%}" for b in batches)] for kind in parts[batches[0]]
     ]
-    print("Where a step's time goes (packed, context 140)")
+    print("Where a step's time goes (packed, attention by torch, context 140)")
     print(units.table(rows, ["", *(f"batch {batch}" for batch in batches)]), end="\n\n")
     print(goals.table(found))
     if options.json:

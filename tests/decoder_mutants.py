@@ -15,6 +15,7 @@ TESTS = (
     "tests/test_decoder_paged.py",
     "tests/test_decoder_sampler.py",
     "tests/test_decoder_checkpoint.py",
+    "tests/test_cpu_kernels.py",
     *("-k", "not compiled and not loading"),  # slow, and of other parts
 )
 NAMED_ONLY = True  # all of them on each mutant would take an hour
@@ -23,6 +24,7 @@ HISTORIES = None  # test_any_mixture_of_rows_equals_the_dense_decoder is random
 ATTENTION, STAGING, SAMPLER, RUNNER = "attention.py", "staging.py", "sampler.py", "runner.py"
 PAGED, STORE, ROPE, CHECKPOINT = "paged.py", "kv_store.py", "rope.py", "checkpoint.py"
 PACKING = "packing.py"
+KERNEL, OPERATORS, BUILT = "cpu_attention.cpp", "cpu_operators.cpp", "cpu_kernels.py"
 MIXTURE = "test_any_mixture_of_rows"
 ENGINE = "test_the_engine_generates"
 
@@ -33,8 +35,8 @@ _CARRIED_OUT = """                transfer(store.data, store.swap, plan.swap_out
 _POSITIONS = "positions += range(cached, cached + new)"
 _KEPT = "kept = keep_likely(scaled[filtered], top_k, top_p)"
 _SWAPPED_NORMS = (
-    "q, k = rms_norm(q, self.q_norm, self.norm_eps), rms_norm(k, self.k_norm, self.norm_eps)",
-    "q, k = rms_norm(q, self.k_norm, self.norm_eps), rms_norm(k, self.q_norm, self.norm_eps)",
+    "q, k = by.rms_norm(q, self.q_norm, eps), by.rms_norm(k, self.k_norm, eps)",
+    "q, k = by.rms_norm(q, self.k_norm, eps), by.rms_norm(k, self.q_norm, eps)",
 )
 
 MUTANTS = (
@@ -520,5 +522,83 @@ MUTANTS = (
         "test_an_index",
         "if differ := held ^ listed.items():",
         "if differ := listed.items() - held:",
+    ),
+    # --- the kernels for a CPU ------------------------------------------------------------------
+    Mutant.of(
+        "each block is read from its first slot on, and no further",
+        KERNEL,
+        "test_any_block_size",
+        "+ position % block_size) * slot",
+        ") * slot",
+    ),
+    Mutant.of(
+        "a block is read to its end, also where the context ends before",
+        KERNEL,
+        "test_b16_a_slot_that_nobody_wrote_is_never_read_and",
+        "std::min(last, (block + 1) * block_size)",
+        "(block + 1) * block_size",
+    ),
+    Mutant.of(
+        "a window holds a key more",
+        KERNEL,
+        "test_a_mixed_step",
+        "last - window)",
+        "last - window - 1)",
+    ),
+    Mutant.of(
+        "keys are read for values",
+        KERNEL,
+        "test_a_mixed_step",
+        "*values = cache + blocks * block_size * slot",
+        "*values = cache",
+    ),
+    Mutant.of(
+        "what is multiplied in vain counts in the softmax",
+        KERNEL,
+        "test_any_block_size",
+        "for (int s = 0; s < S; s++) total +=",
+        "for (int s = 0; s < room; s++) total +=",
+    ),
+    Mutant.of(
+        "attention cuts its bfloat16 off",
+        KERNEL,
+        "test_a_mixed_step",
+        "even += 0x7fff + (even >> 16 & 1);",
+        "",
+    ),
+    Mutant.of(
+        "a row's heads all read the keys of the first",
+        KERNEL,
+        "test_any_block_size",
+        "unpack(keys + at[start + s] + head * d, key);",
+        "unpack(keys + at[start + s], key);",
+    ),
+    Mutant.of(
+        "operators cut their bfloat16 off",
+        OPERATORS,
+        "test_operators_are_those_of_torch",
+        "bits += 0x7fff + (bits >> 16 & 1);",
+        "",
+    ),
+    Mutant.of(
+        "a gate's exponent may be infinite",
+        OPERATORS,
+        "test_operators_are_those_of_torch",
+        "std::exp(std::min(-x, Real(80)))",
+        "std::exp(-x)",
+    ),
+    Mutant.of(
+        "the kernel writes values over keys",
+        OPERATORS,
+        "test_a_mixed_step",
+        "cache + (room + slots[n]) * width",
+        "cache + slots[n] * width",
+    ),
+    Mutant.of(
+        "kernels change how the process rounds",
+        BUILT,
+        "test_loading_kernels",
+        '["-shared", "-fopenmp"',
+        '["-shared", "-ffast-math", "-fopenmp"',
     ),
 )

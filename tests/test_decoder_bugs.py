@@ -18,9 +18,9 @@ from servelab.decoder import DenseCache, DenseDecoder, ReferenceAttention, Rope
 from servelab.decoder.rope import rotate
 from servelab.paging import PoolShape
 from servelab.serving import Engine, Plan, SamplingParams, uniform
+from tests.kernel_steps import Step, random_step
 from tests.plans import GREEDY, TOLERANCE, SpyRunner, World, check_rows, dense_logits, twins
 from tests.tiny import CONFIGS, pair, widen
-from tests.triton_steps import Step, random_step
 
 Pair = tuple[DenseDecoder, SpyRunner]
 

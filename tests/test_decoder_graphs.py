@@ -8,7 +8,7 @@ from torch import Tensor
 
 from servelab.decoder import StepBatch
 from servelab.decoder.graphs import DecodeGraphs, Work, bucket_of
-from tests.triton_steps import random_step
+from tests.kernel_steps import random_step
 
 FIELDS = ("tokens", "positions", "slots", "context_lens", "query_starts")
 

@@ -291,7 +291,7 @@ def test_what_cannot_be_run_is_refused(pairs: Pairs) -> None:
     runner.attention.index_bits = 32
     with pytest.raises(ValueError, match="largest index of 32 bits"):
         runner.bind(PoolShape(2**22 + 1, 16))  # at 2**22 the last element is number 2**31 - 1
-    with pytest.raises(ValueError, match="attention must be 'reference' or 'triton', got 'flash'"):
+    with pytest.raises(ValueError, match="'reference', 'cpu' or 'triton', got 'flash'"):
         TorchRunner(runner.model, attention="flash")
     for wrong in (torch.float8_e5m2, "float64"):
         with pytest.raises(ValueError, match=rf"dtype must be one of fp64, .*, got {wrong}"):

@@ -15,7 +15,7 @@ from servelab.decoder.triton_attention import TritonAttention
 from servelab.models import ModelSpec
 from servelab.paging import NULL_BLOCK, PoolShape
 from servelab.serving import Engine, SamplingParams
-from tests.triton_steps import CONFIG, random_step
+from tests.kernel_steps import CONFIG, random_step
 
 pytestmark = pytest.mark.gpu
 

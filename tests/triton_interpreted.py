@@ -19,7 +19,7 @@ from servelab.measure import Record, probe
 from servelab.models import Attention, ModelSpec
 from servelab.paging import NULL_BLOCK, PoolShape
 from servelab.serving import Engine, SamplingParams
-from tests.triton_steps import CONFIG, Step, random_step
+from tests.kernel_steps import CONFIG, Step, random_step
 from tools.gpu_check import measure_attention, measure_steps
 
 assert triton_kernels.INTERPRETED, "run me with TRITON_INTERPRET=1"

@@ -91,8 +91,8 @@ TOP_P = options.Parsed("probability", _top_p)
 )
 @click.option(
     "--attention",
-    type=click.Choice(["reference", "triton"]),
-    help="[default: triton on a GPU, else reference]",
+    type=click.Choice(["reference", "cpu", "triton"]),
+    help="cpu: kernels, compiled first, by g++.  [default: triton on a GPU, else reference]",
 )
 @click.option(
     "--compile", "compiled", is_flag=True, help="Compile the decode step on a CPU (a minute)."

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from servelab.decoder.operators import Operators
 from servelab.paging import BlockTable, padded
 
 # Shapes below: N new tokens of R rows, W blocks of the longest row, S slots that they have, H query
@@ -104,11 +105,13 @@ class StepBatch:
 class AttentionBackend(Protocol):
     """Whoever writes keys and values into a layer's cache, and attends to them.
 
-    Attributes: ``name``; ``index_bits`` of the integers with which it addresses a layer's cache.
+    Attributes: ``name``; ``index_bits`` of the integers with which it addresses a layer's cache;
+    ``operators`` between the matrices that go with it.
     """
 
     name: str
     index_bits: int
+    operators: Operators
 
     def write(self, layer_cache: Tensor, keys: Tensor, values: Tensor, batch: StepBatch) -> None:
         """Store ``keys`` and ``values`` (N, K, d) in the batch's slots of (2, blocks, bs, K, d)."""
@@ -141,10 +144,11 @@ class ReferenceAttention:
 
     name = "reference"
     index_bits = 64
+    operators = Operators()
 
     def __init__(self) -> None:
         self._batch: StepBatch | None = None  # whose readings are at hand
-        self._readings: list[Reading] = []
+        self._reads: Sequence[Reads] = []
 
     def write(self, layer_cache: Tensor, keys: Tensor, values: Tensor, batch: StepBatch) -> None:
         """Store ``keys`` and ``values`` (N, K, d): each slot is assigned, nothing is added."""
@@ -157,21 +161,35 @@ class ReferenceAttention:
     ) -> Tensor:
         """Return what the queries (N, H, d) read, in the same shape."""
         if self._batch is not batch:  # the first layer of a step: the others read alike
-            self._readings, self._batch = readings(batch, layer_cache), batch
-        parts = [reading.attend(layer_cache, q, scale, window) for reading in self._readings]
+            self._reads, self._batch = self.reads(batch, layer_cache), batch
+        parts = [part.attend(layer_cache, q, scale, window) for part in self._reads]
         return parts[0] if len(parts) == 1 else torch.cat(parts)  # (N, H, d)
 
+    def reads(self, batch: StepBatch, layer_cache: Tensor) -> Sequence[Reads]:
+        """Return what the rows of one token read, together, then what each chunk does."""
+        return readings(batch, layer_cache)
 
-def readings(batch: StepBatch, layer_cache: Tensor) -> list[Reading]:
-    """Return what the rows of one token read, together, then what each chunk does."""
+
+class Reads(Protocol):
+    """Some rows of a step, and how they attend: alike in all layers."""
+
+    def attend(self, layer_cache: Tensor, q: Tensor, scale: float, window: int | None) -> Tensor:
+        """Return the output of the rows' queries; ``q`` (N, H, d) is that of all rows."""
+
+
+def readings(batch: StepBatch, layer_cache: Tensor, first: int = 0) -> list[Reading]:
+    """Return what the rows of one token read, together, then what each chunk does.
+
+    Parameters: ``layer_cache``, any layer's; ``first`` row: 0, or the first chunk.
+    """
     block_size = layer_cache.shape[2]
     # The slot of each position of each row, those behind the last block's end included.
     offsets = torch.arange(block_size, device=batch.slots.device)  # (block_size)
     slots = batch.block_tables.long()[:, :, None] * block_size + offsets  # (R, W, block_size)
     slots = slots.flatten(1)  # (R, S)
-    groups = [range(batch.decode_rows)] if batch.decode_rows else []
+    groups = [range(batch.decode_rows)] if first < batch.decode_rows else []
     groups += [range(row, row + 1) for row in range(batch.decode_rows, len(batch.rows))]
-    found, start = [], 0
+    found, start = [], first  # a token for each row before
     for group in groups:
         of, new = slice(group.start, group.stop), batch.rows[group.start][0]
         longest = max(sum(batch.rows[row]) for row in group)

@@ -22,7 +22,7 @@ from servelab.decoder.attention import AttentionBackend, StepBatch
 from servelab.decoder.checkpoint import DTYPES
 from servelab.decoder.dense import check_llama_type
 from servelab.decoder.packing import linear, pack
-from servelab.decoder.rope import Rope, Rotation, rotate, turn
+from servelab.decoder.rope import Rope, Rotation, turn
 from servelab.models import ModelSpec
 from servelab.units import check_positive
 
@@ -137,7 +137,7 @@ class PagedDecoder(nn.Module):
             hidden = layer.forward(
                 hidden, rotation, batch, cache[index], attention, self.windows[index]
             )
-        hidden = rms_norm(hidden[last], self.norm, self.norm_eps)  # (L, D)
+        hidden = attention.operators.rms_norm(hidden[last], self.norm, self.norm_eps)  # (L, D)
         return linear(hidden, self.lm_head, None)  # (L, V)
 
 
@@ -212,26 +212,22 @@ class PagedLayer(nn.Module):
     ) -> Tensor:
         """Return the residual stream behind the layer, (N, D), as it came in."""
         heads, kv_heads, head_dim = self.num_q_heads, self.num_kv_heads, self.head_dim
-        x = rms_norm(hidden, self.input_norm, self.norm_eps)  # (N, D)
+        by, eps = attention.operators, self.norm_eps
+        x = by.rms_norm(hidden, self.input_norm, eps)  # (N, D)
         qkv = linear(x, self.qkv_proj, self.qkv_proj_bias)  # (N, (H + 2 K) d)
         qkv = qkv.unflatten(1, (heads + 2 * kv_heads, head_dim))  # (N, H + 2 K, d)
         qk = qkv[:, : heads + kv_heads]  # (N, H + K, d)
         if self.q_norm is not None:
             q, k = qk.split((heads, kv_heads), dim=1)
-            q, k = rms_norm(q, self.q_norm, self.norm_eps), rms_norm(k, self.k_norm, self.norm_eps)
+            q, k = by.rms_norm(q, self.q_norm, eps), by.rms_norm(k, self.k_norm, eps)
             qk = torch.cat((q, k), dim=1)  # (N, H + K, d)
-        qk = rotate(qk, rotation)  # (N, H + K, d): queries and keys turn alike
+        qk = by.rotate(qk, rotation)  # (N, H + K, d): queries and keys turn alike
         attention.write(layer_cache, qk[:, heads:], qkv[:, heads + kv_heads :], batch)
         read = attention.attend(layer_cache, qk[:, :heads], batch, self.scale, window)  # (N, H, d)
         hidden = linear(read.flatten(1), self.o_proj, self.o_proj_bias, hidden)  # (N, D)
-        x = rms_norm(hidden, self.post_attention_norm, self.norm_eps)  # (N, D)
-        gate, up = linear(x, self.gate_up_proj, self.gate_up_proj_bias).chunk(2, dim=1)  # (N, M)
-        return linear(F.silu(gate) * up, self.down_proj, self.down_proj_bias, hidden)  # (N, D)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return ``x`` (..., width) scaled to unit mean square and weighted; torch widens inside."""
-    return F.rms_norm(x, weight.shape, weight, eps)
+        x = by.rms_norm(hidden, self.post_attention_norm, eps)  # (N, D)
+        gate_up = linear(x, self.gate_up_proj, self.gate_up_proj_bias)  # (N, 2 M)
+        return linear(by.gate(gate_up), self.down_proj, self.down_proj_bias, hidden)  # (N, D)
 
 
 def _empty(*size: int, dtype: torch.dtype) -> nn.Parameter:

@@ -37,11 +37,13 @@ _MAX_GRAPH_ROWS = 256  # of a decode step that is a CUDA graph; larger ones comp
 class TorchRunner:
     """Carries plans out with a `PagedDecoder`; see `servelab.serving.Runner`.
 
-    Parameters: ``model``; ``attention`` "reference", "triton", or a backend (None: Triton on a
-    CUDA device, else the reference); ``tokenizer``; ``eos_token_ids`` that end a sequence;
+    Parameters: ``model``; ``attention`` "reference"; "triton"; "cpu", whose kernels are compiled
+    here, in seconds; or a backend (None: Triton on a CUDA device, else the
+    reference); ``tokenizer``; ``eos_token_ids`` that end a sequence;
     ``compile`` decode steps on a CPU, which takes a while for each new bucket of batch sizes.
-    Raises: ``ValueError`` for an unknown backend, where a step on a GPU is to be compiled, or one
-    whose weights are packed already.
+    Raises: ``ValueError`` for an unknown backend, or one for another device, where a step on a GPU
+    is to be compiled, or one whose weights are packed already; ``RuntimeError`` where kernels
+    cannot be built.
 
     >>> from servelab import models
     >>> from servelab.serving import Engine, SamplingParams
@@ -64,7 +66,7 @@ class TorchRunner:
         self.kv_dtype, self.vocab_size = DTYPE_NAMES[model.dtype], model.spec.vocab_size
         self.tokenizer, self.eos_token_ids = tokenizer, eos_token_ids
         self.reports_logprobs = True
-        self.attention = _backend(attention, self.device)
+        self.attention = _backend(attention, model)
         self._store: KvStore | None = None
         if compile and self.device.type != "cpu":
             raise ValueError(
@@ -89,7 +91,8 @@ class TorchRunner:
 
         Parameters: ``device`` None: CUDA where there is one; ``dtype``, or its name ("bf16"),
         None: as stored; ``pack`` the weights for a CPU (``PagedDecoder.pack``): faster at once,
-        without compiling; ``attention``, ``compile`` as the runner's own.
+        and with ``attention`` "cpu" what is fastest without compiling the whole step;
+        ``attention``, ``compile`` as the runner's own.
         Raises: as ``Checkpoint.open``, ``Checkpoint.load_into``, ``PagedDecoder.pack`` and the
         runner itself; ``ValueError`` for an unknown dtype, and for CUDA where there is none.
         """
@@ -255,16 +258,24 @@ class TorchRunner:
         return batch, last_places, samples
 
 
-def _backend(attention: str | AttentionBackend | None, device: torch.device) -> AttentionBackend:
-    """Return the backend of a name; Triton is imported only where it is asked for."""
+def _backend(attention: str | AttentionBackend | None, model: PagedDecoder) -> AttentionBackend:
+    """Return the backend of a name; kernels are imported only where they are asked for."""
     if attention is None:
-        attention = "triton" if device.type == "cuda" else "reference"
+        attention = "triton" if model.device.type == "cuda" else "reference"
     if attention == "reference":
         return ReferenceAttention()
+    if attention == "cpu":
+        if model.device.type != "cpu":
+            raise ValueError(
+                f"attention 'cpu' reads a cache on the CPU, the model is on {model.device}"
+            )
+        from servelab.decoder.cpu_attention import CpuAttention
+
+        return CpuAttention(model.spec, model.dtype)
     if attention == "triton":
         from servelab.decoder.triton_attention import TritonAttention
 
         return TritonAttention()
     if isinstance(attention, str):
-        raise ValueError(f"attention must be 'reference' or 'triton', got {attention!r}")
+        raise ValueError(f"attention must be 'reference', 'cpu' or 'triton', got {attention!r}")
     return attention

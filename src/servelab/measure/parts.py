@@ -30,8 +30,7 @@ from servelab.decoder import Checkpoint, PagedDecoder, TorchRunner
 from servelab.decoder.attention import StepBatch, readings
 from servelab.decoder.checkpoint import BUNDLED_CHECKPOINT
 from servelab.decoder.packing import linear
-from servelab.decoder.paged import rms_norm
-from servelab.decoder.rope import rotate, turn
+from servelab.decoder.rope import turn
 from servelab.decoder.sampler import sample
 from servelab.models import ModelSpec
 from servelab.paging import BlockPool, BlockTable
@@ -177,7 +176,7 @@ class StepRunner(TorchRunner):
 
     def _between(self, batch: StepBatch, last: Tensor) -> Work:
         """Return the norms, rotations and gates of all layers, with the embedding."""
-        spec, model = self.spec, self.model
+        spec, model, by = self.spec, self.model, self.attention.operators
         heads, mlp = spec.layers[0].plain()
         tokens = self.plan.num_new_tokens
         qk = self._noise(tokens, heads.num_q_heads + heads.num_kv_heads, heads.head_dim)
@@ -189,12 +188,11 @@ class StepRunner(TorchRunner):
             hidden = F.embedding(batch.tokens, model.embed_tokens)
             rotation = turn(batch.positions, model.frequencies, hidden.dtype)
             for layer in model.layers:
-                rms_norm(hidden, layer.input_norm, model.norm_eps)
-                rotate(qk, rotation)
-                rms_norm(hidden, layer.post_attention_norm, model.norm_eps)
-                gate, up = both.chunk(2, dim=1)
-                F.silu(gate) * up
-            rms_norm(hidden[last], model.norm, model.norm_eps)
+                by.rms_norm(hidden, layer.input_norm, model.norm_eps)
+                by.rotate(qk, rotation)
+                by.rms_norm(hidden, layer.post_attention_norm, model.norm_eps)
+                by.gate(both)
+            by.rms_norm(hidden[last], model.norm, model.norm_eps)
 
         return work
 

@@ -1,0 +1,93 @@
+// What lies between the matrices of a layer, on a CPU, each in one pass over its numbers; and the
+// writing of keys and values to their slots.
+//
+// The compiler is told STORED, the type of all tensors: bfloat16, float or double. Everything is
+// counted in float or double and rounded once, in the end.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+struct bfloat16 {  // the upper half of a float
+  uint16_t bits;
+};
+
+using Stored = STORED;
+using Real = std::conditional_t<std::is_same_v<Stored, bfloat16>, float, Stored>;
+
+static inline float load(float x) { return x; }
+static inline double load(double x) { return x; }
+static inline float load(bfloat16 x) {
+  const uint32_t bits = uint32_t(x.bits) << 16;
+  float real;
+  std::memcpy(&real, &bits, sizeof real);
+  return real;
+}
+
+static inline void save(float x, float* to) { *to = x; }
+static inline void save(double x, double* to) { *to = x; }
+static inline void save(float x, bfloat16* to) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  bits += 0x7fff + (bits >> 16 & 1);  // to the nearest, of two as near to the even one
+  to->bits = bits >> 16;
+}
+
+constexpr int64_t worth_a_thread = 32768;  // numbers: fewer are done before a thread has woken up
+
+// x (N, D), a row `x_row` numbers behind the one before; weight (D); out (N, D).
+extern "C" void rms_norm(const Stored* x, const Stored* weight, Stored* out, int64_t N, int64_t D,
+                         int64_t x_row, double eps) {
+#pragma omp parallel for if (N * D > worth_a_thread)
+  for (int64_t n = 0; n < N; n++) {
+    const Stored* own = x + n * x_row;
+    Real squares = 0;
+    for (int64_t i = 0; i < D; i++) squares += load(own[i]) * load(own[i]);
+    const Real scale = 1 / std::sqrt(squares / D + Real(eps));
+    for (int64_t i = 0; i < D; i++) save(load(own[i]) * scale * load(weight[i]), out + n * D + i);
+  }
+}
+
+// x (N, heads, d), rows as above; cos and sin (N, d), the first half of sin negative; out as x.
+extern "C" void rotate(const Stored* x, const Stored* cos, const Stored* sin, Stored* out,
+                       int64_t N, int64_t heads, int64_t d, int64_t x_row) {
+  const int64_t half = d / 2;
+#pragma omp parallel for if (N * heads * d > worth_a_thread)
+  for (int64_t n = 0; n < N; n++) {
+    const Stored *c = cos + n * d, *s = sin + n * d;
+    for (int64_t head = 0; head < heads; head++) {
+      const Stored *a = x + n * x_row + head * d, *b = a + half;
+      Stored* to = out + (n * heads + head) * d;
+#pragma omp simd
+      for (int64_t i = 0; i < half; i++) {
+        save(load(a[i]) * load(c[i]) + load(b[i]) * load(s[i]), to + i);
+        save(load(b[i]) * load(c[i + half]) + load(a[i]) * load(s[i + half]), to + half + i);
+      }
+    }
+  }
+}
+
+// gate_up (N, 2 M), rows as above; out (N, M).
+extern "C" void gate(const Stored* gate_up, Stored* out, int64_t N, int64_t M, int64_t row) {
+#pragma omp parallel for if (N * M > worth_a_thread)
+  for (int64_t n = 0; n < N; n++) {
+    const Stored *gate = gate_up + n * row, *up = gate + M;
+    for (int64_t i = 0; i < M; i++) {
+      const Real x = load(gate[i]);
+      const Real tail = std::exp(std::min(-x, Real(80)));  // an infinite one would end in NaN
+      save(x / (1 + tail) * load(up[i]), out + n * M + i);
+    }
+  }
+}
+
+// keys and values (N, width), rows as above, go to slots (N) of the cache, (2, room, width).
+extern "C" void store(const Stored* keys, const Stored* values, Stored* cache, const int64_t* slots,
+                      int64_t N, int64_t width, int64_t keys_row, int64_t values_row,
+                      int64_t room) {
+  for (int64_t n = 0; n < N; n++) {
+    std::memcpy(cache + slots[n] * width, keys + n * keys_row, width * sizeof(Stored));
+    std::memcpy(cache + (room + slots[n]) * width, values + n * values_row, width * sizeof(Stored));
+  }
+}

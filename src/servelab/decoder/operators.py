@@ -1,0 +1,42 @@
+"""What lies between the matrices of a layer, in plain torch: norms, rotations, gates.
+
+Models: operators that use each number a few times and pass over it once, or as often as torch needs
+kernels for them. A backend brings its own where those of torch take long (`cpu_kernels`).
+
+Assumes: nothing of the device or the number format; torch widens inside where that matters.
+
+Ignores: fusing them into the matrices' products, which a compiler does (`compiled`).
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from servelab.decoder.rope import Rotation, rotate
+
+# Shapes below: N tokens, M MLP width, d head_dim.
+
+
+class Operators:
+    """The operators of a layer that are no matrix products.
+
+    >>> import torch
+    >>> Operators().rms_norm(torch.tensor([3.0, 4.0]), torch.ones(2), eps=0.0).pow(2).mean().item()
+    1.0
+    >>> Operators().gate(torch.tensor([[0.0, 100.0, 7.0, 0.5]]))
+    tensor([[ 0., 50.]])
+    """
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Return ``x`` (..., width) scaled to unit mean square, times ``weight`` (width)."""
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    def rotate(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """Return ``x`` (N, heads, d) turned by its positions."""
+        return rotate(x, rotation)
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        """Return silu(gate) * up, (N, M), of ``gate_up`` (N, 2 M)."""
+        gate, up = gate_up.chunk(2, dim=1)
+        return F.silu(gate) * up
