@@ -525,18 +525,11 @@ MUTANTS = (
     ),
     # --- the kernels for a CPU ------------------------------------------------------------------
     Mutant.of(
-        "each block is read from its first slot on, and no further",
+        "a window begins with the first slot of its block",
         KERNEL,
-        "test_any_block_size",
+        "test_a_mixed_step",
         "+ position % block_size) * slot",
         ") * slot",
-    ),
-    Mutant.of(
-        "a block is read to its end, also where the context ends before",
-        KERNEL,
-        "test_b16_a_slot_that_nobody_wrote_is_never_read_and",
-        "std::min(last, (block + 1) * block_size)",
-        "(block + 1) * block_size",
     ),
     Mutant.of(
         "a window holds a key more",
