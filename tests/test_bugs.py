@@ -108,6 +108,7 @@ def test_each_mutant_fits_the_source_and_names_a_test(table: ModuleType) -> None
         for before, after in mutant.changes:
             assert source.count(before) == 1, mutant.name
             source = source.replace(before, after)
-        compile(source, mutant.file, "exec")
+        if mutant.file.endswith(".py"):
+            compile(source, mutant.file, "exec")
         assert any(name.startswith(mutant.killer) for name in names), mutant.name
     assert len({mutant.name for mutant in table.MUTANTS}) == len(table.MUTANTS)

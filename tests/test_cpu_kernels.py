@@ -25,8 +25,8 @@ from tests.plans import SpyRunner, World, check_rows, paged_twin, twins
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="this machine has no g++")
 
-# Of itself, and at all. A bfloat16 holds 8 bits: what was counted in float32 and is rounded once, to
-# the nearest, is off by 2**-8 of itself at most.
+# Of itself, and at all. A bfloat16 holds 8 bits: what was counted in float32 and is rounded once,
+# to the nearest, is off by 2**-8 of itself at most.
 TOLERANCE = {
     torch.float64: (1e-13, 1e-13),
     torch.float32: (3e-6, 3e-6),
