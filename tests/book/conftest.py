@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Playwright, sync_playwright
+from playwright.sync_api import BrowserContext, Playwright, sync_playwright
 from playwright.sync_api import Page as Tab
 
 from tests.live.visits import Visit, opened_from, visiting
@@ -15,13 +15,6 @@ from tools import browser
 @pytest.fixture(scope="session")
 def playwright() -> Iterator[Playwright]:
     with sync_playwright() as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
-def chromium(playwright: Playwright) -> Iterator[Browser]:
-    """For contexts of their own, in which everything is new."""
-    with playwright.chromium.launch(**browser.program()) as started:
         yield started
 
 
@@ -52,11 +45,3 @@ def visit(reader: BrowserContext, last_tab: list[Tab], address: str) -> Iterator
         before.close()
     last_tab[:] = [tab]
     assert not found.wrong
-
-
-@pytest.fixture
-def first_visit(chromium: Browser, address: str) -> Iterator[Visit]:
-    context = chromium.new_context()
-    with visiting(context.new_page(), address) as found:
-        yield found
-    context.close()
