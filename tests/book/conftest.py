@@ -22,10 +22,11 @@ def playwright() -> Iterator[Playwright]:
 def reader(
     playwright: Playwright, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[BrowserContext]:
-    """Somebody who has read other pages before: what those compiled is kept, nothing else."""
+    """Somebody who has read other pages before, in light: what those compiled is kept, too."""
     profile = tmp_path_factory.mktemp("profile")
     with playwright.chromium.launch_persistent_context(profile, **browser.program()) as started:
-        started.add_init_script("localStorage.clear()")
+        # Else the theme would style each page twice.
+        started.add_init_script("localStorage.clear(); localStorage.theme = 'light'")
         yield started
 
 
