@@ -173,56 +173,58 @@ def archive(contents: dict[str, bytes]) -> bytes:
     return written.getvalue()
 
 
-def bytecode(wheel: dict[str, bytes]) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """What Pyodide makes of the modules that a page imports: of its library, and of the wheel.
-
-    Kept in ``_build/node`` under a hash of all that it depends on: making it takes ten seconds.
-    """
-    source = archive(wheel)
-    made_from = (PYODIDE / STDLIB, PYODIDE / "package.json", *COMPILER)
-    texts = b"".join(path.read_bytes() for path in made_from)
-    kept = PACKAGES / "bytecode" / hashlib.sha256(source + texts).hexdigest()
-    if not kept.exists():
-        node, _ = bring_node()
-        print("==> Compiling what a live page imports", flush=True)
-        shutil.rmtree(kept.parent, ignore_errors=True)
-        unfinished = kept.with_suffix(".unfinished")
-        unfinished.mkdir(parents=True)
-        (kept.parent / WHEEL).write_bytes(source)
-        command = [node, *map(str, (COMPILER[0], PYODIDE, kept.parent / WHEEL, unfinished))]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if done.returncode:
-            # Node shows the line of Pyodide's source too, which has a million characters.
-            raise RuntimeError(f"Pyodide could not compile a page's modules: {done.stdout[-3000:]}")
-        unfinished.rename(kept)
-    library, package = (
-        {
-            path.relative_to(kept / name).as_posix(): path.read_bytes()
-            for path in sorted((kept / name).rglob("*.pyc"))
-        }
-        for name in (STDLIB, WHEEL)
-    )
-    return library, package
-
-
 def library_contents() -> dict[str, bytes]:
     """What stands in Pyodide's archive of the standard library."""
     with zipfile.ZipFile(PYODIDE / STDLIB) as library:
         return {name: library.read(name) for name in library.namelist()}
 
 
+def archives() -> Path:
+    """A folder with the library and the wheel, in which what a page imports stands as bytecode.
+
+    Kept in ``_build/node`` under a hash of all that it depends on: making it takes ten seconds.
+    """
+    wheel = wheel_contents()
+    made_from = (PYODIDE / STDLIB, PYODIDE / "package.json", *COMPILER, Path(__file__))
+    texts = [*wheel.items(), *(path.read_bytes() for path in made_from)]
+    kept = PACKAGES / "bytecode" / hashlib.sha256(repr(texts).encode()).hexdigest()
+    if kept.exists():
+        return kept
+    node, _ = bring_node()
+    print("==> Compiling what a live page imports", flush=True)
+    shutil.rmtree(kept.parent, ignore_errors=True)
+    unfinished, made = kept.with_suffix(".unfinished"), kept.with_suffix(".made")
+    for folder in (unfinished, made):
+        folder.mkdir(parents=True)
+    (unfinished / WHEEL).write_bytes(archive(wheel))
+    # By Pyodide itself: another Python's bytecode is not its own.
+    command = [node, *map(str, (COMPILER[0], PYODIDE, unfinished / WHEEL, made))]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        # Node shows the line of Pyodide's source too, which has a million characters.
+        raise RuntimeError(f"Pyodide could not compile a page's modules: {done.stdout[-3000:]}")
+    library, package = (
+        {
+            path.relative_to(made / name).as_posix(): path.read_bytes()
+            for path in sorted((made / name).rglob("*.pyc"))
+        }
+        for name in (STDLIB, WHEEL)
+    )
+    shutil.rmtree(made)
+    # In Python's own archive a module is either compiled or source.
+    sources = {name: text for name, text in library_contents().items() if f"{name}c" not in library}
+    (unfinished / STDLIB).write_bytes(archive(sources | library))
+    (unfinished / WHEEL).write_bytes(archive(wheel | package))
+    unfinished.rename(kept)
+    return kept
+
+
 def asset_contents() -> dict[str, bytes]:
     """What a page loads, by its name in ``_static/live/assets``."""
     contents = {name: (PYODIDE / name).read_bytes() for name in PYODIDE_FILES}
-    wheel, library = wheel_contents(), library_contents()
-    compiled_library, compiled_package = bytecode(wheel)
-    # In an archive, a module is either compiled or source.
-    for name in compiled_library:
-        del library[name.removesuffix("c")]
-    contents[STDLIB] = archive(library | compiled_library)
-    contents[WHEEL] = archive(wheel | compiled_package)
-    contents[NOTICE] = notice().encode()
-    return contents
+    made = archives()
+    contents |= {name: (made / name).read_bytes() for name in (STDLIB, WHEEL)}
+    return contents | {NOTICE: notice().encode()}
 
 
 def notice() -> str:

@@ -64,6 +64,7 @@ def _attribute(name: str) -> str:
     return name.rstrip("_").replace("_", "-")
 
 
+@lru_cache(maxsize=1024)  # classes and colours mostly
 def _quoted(value: str) -> str:
     value = escaped(value)
     if '"' in value and "'" not in value:

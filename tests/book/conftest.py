@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Playwright, sync_playwright
+from playwright.sync_api import BrowserContext, Playwright, sync_playwright
 from playwright.sync_api import Page as Tab
 
 from tests.live.visits import Visit, opened_from, visiting
@@ -19,20 +19,14 @@ def playwright() -> Iterator[Playwright]:
 
 
 @pytest.fixture(scope="session")
-def chromium(playwright: Playwright) -> Iterator[Browser]:
-    """For contexts of their own, in which everything is new."""
-    with playwright.chromium.launch(**browser.program()) as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
 def reader(
     playwright: Playwright, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[BrowserContext]:
-    """Somebody who has read other pages before: what those compiled is kept, nothing else."""
+    """Somebody who has read other pages before, in light: what those compiled is kept, too."""
     profile = tmp_path_factory.mktemp("profile")
     with playwright.chromium.launch_persistent_context(profile, **browser.program()) as started:
-        started.add_init_script("localStorage.clear()")
+        # Else the theme would style each page twice.
+        started.add_init_script("localStorage.clear(); localStorage.theme = 'light'")
         yield started
 
 
@@ -52,11 +46,3 @@ def visit(reader: BrowserContext, last_tab: list[Tab], address: str) -> Iterator
         before.close()
     last_tab[:] = [tab]
     assert not found.wrong
-
-
-@pytest.fixture
-def first_visit(chromium: Browser, address: str) -> Iterator[Visit]:
-    context = chromium.new_context()
-    with visiting(context.new_page(), address) as found:
-        yield found
-    context.close()

@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Locator, expect
 
 from servelab.live.cells import TEXT_LIMIT
-from tests.live.visits import LIMIT, Visit, visiting
+from tests.live.visits import LIMIT, Visit, opened_from, visiting
 from tools import browser, live_assets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,8 +44,21 @@ def address(site: Path) -> Iterator[str]:
 def kept_open(reader: BrowserContext, address: str) -> Iterator[Visit]:
     """The page made by hand, opened once: a start of Python takes seconds."""
     with visiting(reader.new_page(), address) as found:
-        found.tab.goto(f"{address}/{HAND_MADE.name}")
+        found.tab.goto(f"{address}/{HAND_MADE.name}?code=print(1)#print(2)")
         yield found
+
+
+@pytest.fixture
+def another(kept_open: Visit, address: str) -> Iterator[Visit]:
+    """A further tab, in which files fail."""
+    tab = opened_from(kept_open.tab)
+    with visiting(tab, address) as found:
+        yield found
+    tab.close()
+
+
+def numbers_asked(visit: Visit) -> list[int]:
+    return [json.loads(request)["number"] for request, _ in visit.asked()]
 
 
 @pytest.fixture
@@ -62,12 +75,28 @@ def hand_made(kept_open: Visit) -> Iterator[Visit]:
 # ---- Cells, on a page made by hand -----------------------------------------------------------
 
 
-def test_a_cell_runs_those_above_it_first_and_all_share_their_names(hand_made: Visit) -> None:
+def test_the_first_run_fetches_python_and_runs_the_cells_above_first(hand_made: Visit) -> None:
+    """The first test of this page: later ones find Python started."""
+    hand_made.tab.wait_for_load_state("networkidle")
+    assert not [url for url in hand_made.fetched if "pyodide" in url or "worker.js" in url]
     hand_made.run(2)
     expect(hand_made.output(2)).to_have_text("42", timeout=LIMIT)
-    hand_made.settled()
-    assert [json.loads(request)["number"] for request, _ in hand_made.asked()] == [1, 2]
     expect(hand_made.output(2)).to_have_attribute("role", "status")
+    assert numbers_asked(hand_made) == [1, 2]  # nothing in the address is run
+    assert all("print(" not in request for request, _ in hand_made.asked())
+    loaded = {url.split("/")[-1] for url in hand_made.fetched}
+    assert {*live_assets.PYODIDE_FILES, live_assets.WHEEL} <= loaded
+
+
+def test_the_page_says_how_large_python_is() -> None:
+    assets = (*live_assets.PYODIDE_FILES, live_assets.WHEEL)
+    files = [(live_assets.ASSETS / file).read_bytes() for file in assets]
+    zipped, plain = sum(len(gzip.compress(file, 6)) for file in files), sum(map(len, files))
+    said = f"({zipped / 1e6:.0f} MB the first time, {plain / 1e6:.0f} where the server does not"
+    assert said in (ROOT / "chapters/00_how_to_read.md").read_text("utf-8")
+    assert f"({zipped / 1e6:.0f} MB, once)" in (ROOT / "_static" / "live" / "live.js").read_text(
+        "utf-8"
+    )
 
 
 def test_edited_code_runs_and_reset_brings_code_and_stored_output_back(hand_made: Visit) -> None:
@@ -89,7 +118,7 @@ def test_run_all_above_runs_the_cells_above_once_more(hand_made: Visit) -> None:
     hand_made.run(3)
     hand_made.press(3, "Run all above")
     hand_made.settled()
-    assert [json.loads(r)["number"] for r, _ in hand_made.asked()] == [1, 2, 3, 1, 2]
+    assert numbers_asked(hand_made) == [1, 2, 3, 1, 2]
     expect(hand_made.cell(1).get_by_role("button", name="Run all above cell 1")).to_be_disabled()
 
 
@@ -105,14 +134,22 @@ def test_an_error_shows_its_message_and_the_line(hand_made: Visit) -> None:
     expect(hand_made.cell(2)).to_contain_text("cell 1 above did not get through", timeout=LIMIT)
 
 
-def test_a_loop_without_end_is_stopped_and_python_starts_again(hand_made: Visit) -> None:
+def test_stop_ends_all_that_was_asked_for_and_python_starts_again(hand_made: Visit) -> None:
     hand_made.run(2)
-    hand_made.write(3, "while True:\n    pass")
-    hand_made.press(3, "Run")
-    hand_made.press(3, "Stop")
-    expect(hand_made.cell(3)).to_contain_text("the names of this page are gone", timeout=LIMIT)
+    hand_made.write(1, "while True:\n    pass")
     hand_made.press(2, "Run")
-    hand_made.press(2, "Stop")  # before Python has started
+    hand_made.press(3, "Run")
+    expect(hand_made.cell(1).get_by_role("button", name="Reset cell 1")).to_be_disabled()
+    hand_made.press(1, "Stop")
+    hand_made.settled()
+    assert numbers_asked(hand_made)[-1] == 1
+    expect(hand_made.cell(1)).to_contain_text("Python was stopped")
+    expect(hand_made.cell(1)).to_contain_text("the names of this page are gone")
+    expect(hand_made.cell(2)).to_contain_text("cell 1 above did not get through")
+    expect(hand_made.cell(3)).to_contain_text("Python was stopped")
+    hand_made.press(1, "Reset")
+    hand_made.press(2, "Run")
+    hand_made.press(1, "Stop")  # before Python has started
     hand_made.settled()
     hand_made.run(2)
     expect(hand_made.output(2)).to_have_text("42", timeout=LIMIT)
@@ -125,35 +162,11 @@ def test_output_is_capped_and_said_to_be(hand_made: Visit) -> None:
     assert len(hand_made.output(1).locator("pre").inner_text()) <= TEXT_LIMIT
 
 
-def test_nothing_of_python_is_fetched_before_its_first_use(
-    first_visit: Visit, address: str
-) -> None:
-    visit = first_visit
-    visit.tab.goto(f"{address}/{HAND_MADE.name}?code=print(1)#print(2)")
-    visit.tab.wait_for_load_state("networkidle")
-    assert not [url for url in visit.fetched if "pyodide" in url or "worker.js" in url]
-    visit.run(2)
-    expect(visit.output(2)).to_have_text("42", timeout=LIMIT)
-    loaded = {url.split("/")[-1] for url in visit.fetched}
-    assets = {*live_assets.PYODIDE_FILES, live_assets.WHEEL}
-    assert assets <= loaded
-    files = [(live_assets.ASSETS / file).read_bytes() for file in assets]
-    zipped, plain = sum(len(gzip.compress(file, 6)) for file in files), sum(map(len, files))
-    said = f"({zipped / 1e6:.0f} MB the first time, {plain / 1e6:.0f} where the server does not"
-    assert said in (ROOT / "chapters/00_how_to_read.md").read_text("utf-8")
-    assert f"({zipped / 1e6:.0f} MB, once)" in (ROOT / "_static" / "live" / "live.js").read_text(
-        "utf-8"
-    )
-    assert numbers_asked(visit) == [1, 2]  # nothing in the address is run
-    assert all("print(" not in request for request, _ in visit.asked())
-    assert not visit.wrong
-
-
 def test_where_the_module_does_not_run_a_sentence_says_so(
-    first_visit: Visit, site: Path, address: str
+    another: Visit, site: Path, address: str
 ) -> None:
-    tab = first_visit.tab
-    tab.context.route("**/live.js", lambda route: route.abort())
+    tab = another.tab
+    tab.route("**/live.js", lambda route: route.abort())
     tab.goto(f"{address}/{HAND_MADE.name}")
     expect(tab.locator(".live-note")).to_contain_text("too old for it, or blocks the page's script")
     tab.goto((site / HAND_MADE.name).as_uri())
@@ -163,15 +176,15 @@ def test_where_the_module_does_not_run_a_sentence_says_so(
 @pytest.mark.parametrize("way", ["blocked", "spoilt"])
 @pytest.mark.parametrize("file", ["worker.js", "servelab.whl", "pyodide.asm.wasm"])
 def test_where_a_file_does_not_come_whole_a_sentence_says_so(
-    first_visit: Visit, address: str, file: str, way: str
+    another: Visit, address: str, file: str, way: str
 ) -> None:
-    visit = first_visit
+    visit = another
     if way == "blocked":
-        visit.tab.context.route(f"**/{file}", lambda route: route.abort())
+        visit.tab.route(f"**/{file}", lambda route: route.abort())
     else:
         kind = mimetypes.guess_type(file)[0] or "application/octet-stream"
         spoilt = {"body": b"\x00garbage\xff" * 99, "content_type": kind}
-        visit.tab.context.route(f"**/{file}", lambda route: route.fulfill(**spoilt))
+        visit.tab.route(f"**/{file}", lambda route: route.fulfill(**spoilt))
     visit.tab.goto(f"{address}/{HAND_MADE.name}")
     stored = visit.output(1).inner_html()
     visit.run(1)
@@ -248,7 +261,7 @@ def test_a_refusal_stands_in_the_words_and_the_picture_stays(panel: Locator) -> 
     expect(panel.locator(".live-error")).to_have_count(0)
 
 
-def test_a_restart_brings_a_used_panel_back_to_its_start(panel: Locator) -> None:
+def test_a_panel_waits_for_a_cell_and_a_stop_brings_it_back_to_its_start(panel: Locator) -> None:
     tab = panel.page
     start = panel.locator(".panel-words").inner_text()
     panel.get_by_role("button", name="Count", exact=True).click()
@@ -256,16 +269,48 @@ def test_a_restart_brings_a_used_panel_back_to_its_start(panel: Locator) -> None
     tab.get_by_role("button", name="Edit cell 3").click()
     tab.get_by_label("Code of cell 3").fill("while True: pass")
     tab.get_by_role("button", name="Run cell 3").click()
-    tab.get_by_role("button", name="Stop cell 3").click()
+    slider = panel.get_by_label("Size")
+    for _ in range(3):
+        slider.press("ArrowRight")
+    expect(panel.locator(".live-note")).to_have_text("Waiting for cell 3 …")
+    tab.get_by_role("button", name="Stop cell 3").dispatch_event("click")  # the focus stays
+    expect(panel.locator(".live-note")).to_contain_text("Python was stopped")
     expect(panel.locator(".panel-words")).to_have_text(start)
-    expect(panel).to_contain_text("Python was stopped")
+    expect(panel.locator("output")).to_have_text("4")
+    expect(slider).to_be_focused()
+
+
+def test_back_to_a_page_the_controls_fit_the_picture(panel: Locator) -> None:
+    tab, words = panel.page, panel.locator(".panel-words")
+    start = words.inner_text()
+
+    def move() -> None:
+        panel.get_by_label("Unit").select_option("GiB")
+        panel.get_by_label("Size").press("End")
+        panel.get_by_label("Note").fill("moved")
+        panel.get_by_label("Exact").check()
+
+    def is_at_its_start() -> None:
+        expect(panel.locator("form")).to_be_visible()
+        expect(words).to_have_text(start)
+        expect(panel.get_by_label("Unit")).to_have_value("GB")
+        expect(panel.get_by_label("Size")).to_have_value("0")
+        expect(panel.get_by_label("Note")).to_have_value("")
+        expect(panel.get_by_label("Exact")).not_to_be_checked()
+
+    move()
+    expect(words).to_contain_text("unit=GiB size=64 note=moved exact=on")
+    here = tab.url
+    tab.goto(here.split("?")[0] + "?another")
+    tab.go_back()
+    assert tab.url == here
+    is_at_its_start()
+    move()
+    tab.reload()
+    is_at_its_start()
 
 
 # ---- Readers who press what they should not --------------------------------------------------
-
-
-def numbers_asked(visit: Visit) -> list[int]:
-    return [json.loads(request)["number"] for request, _ in visit.asked()]
 
 
 def test_a_run_asked_for_during_another_waits_its_turn(hand_made: Visit) -> None:
@@ -280,19 +325,6 @@ def test_a_cell_that_was_edited_runs_again_before_those_below(hand_made: Visit) 
     hand_made.write(1, "n = 4")
     hand_made.run(2)
     expect(hand_made.output(2)).to_have_text("8", timeout=LIMIT)
-
-
-def test_stop_stops_all_that_was_asked_for(hand_made: Visit) -> None:
-    hand_made.write(1, "while True: pass")
-    hand_made.press(2, "Run")
-    hand_made.press(3, "Run")
-    expect(hand_made.cell(1).get_by_role("button", name="Reset cell 1")).to_be_disabled()
-    hand_made.cell(1).get_by_role("button", name="Stop cell 1").click()
-    hand_made.settled()
-    assert numbers_asked(hand_made) == [1]
-    expect(hand_made.cell(1)).to_contain_text("Python was stopped")
-    expect(hand_made.cell(2)).to_contain_text("cell 1 above did not get through")
-    expect(hand_made.cell(3)).to_contain_text("Python was stopped")
 
 
 def test_the_focus_stays_with_the_cell_whose_run_was_pressed(hand_made: Visit) -> None:
@@ -337,42 +369,3 @@ def test_messages_and_promises_of_a_cell_do_not_disturb_the_page(hand_made: Visi
     hand_made.run(2)
     expect(hand_made.output(2)).to_have_text("6", timeout=LIMIT)
     assert numbers_asked(hand_made)[-1] == 2
-
-
-def test_a_panel_says_that_it_waits_for_a_cell(panel: Locator) -> None:
-    tab = panel.page
-    tab.get_by_role("button", name="Edit cell 3").click()
-    tab.get_by_label("Code of cell 3").fill("while True: pass")
-    tab.get_by_role("button", name="Run cell 3").click()
-    slider = panel.get_by_label("Size")
-    for _ in range(3):
-        slider.press("ArrowRight")
-    expect(panel.locator(".live-note")).to_have_text("Waiting for cell 3 …")
-    tab.get_by_role("button", name="Stop cell 3").dispatch_event("click")  # the focus stays
-    expect(panel.locator(".live-note")).to_contain_text("Python was stopped")
-    expect(slider).to_be_focused()
-    expect(panel.locator("output")).to_have_text("4")
-
-
-@pytest.mark.parametrize("way", ["back", "reload"])
-def test_back_to_a_page_the_controls_fit_the_picture(visit: Visit, address: str, way: str) -> None:
-    visit.tab.goto(f"{address}/{HAND_MADE.name}")
-    visit.run(4)
-    panel = visit.tab.locator("servelab-panel[name=try]")
-    start = panel.locator(".panel-words").inner_text()
-    panel.get_by_label("Unit").select_option("GiB")
-    panel.get_by_label("Size").press("End")
-    panel.get_by_label("Note").fill("moved")
-    panel.get_by_label("Exact").check()
-    expect(panel.locator(".panel-words")).to_contain_text("unit=GiB size=64 note=moved exact=on")
-    if way == "back":
-        visit.tab.goto(f"{address}/{HAND_MADE.name}?another")
-        visit.tab.go_back()
-    else:
-        visit.tab.reload()
-    expect(panel.locator("form")).to_be_visible()
-    expect(panel.locator(".panel-words")).to_have_text(start)
-    expect(panel.get_by_label("Unit")).to_have_value("GB")
-    expect(panel.get_by_label("Size")).to_have_value("0")
-    expect(panel.get_by_label("Note")).to_have_value("")
-    expect(panel.get_by_label("Exact")).not_to_be_checked()

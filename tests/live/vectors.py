@@ -4,7 +4,7 @@ Run as it is in CPython and in the browser's Python; ends with the JSON text of 
 """
 
 import json
-from itertools import product
+from itertools import cycle, product
 
 from servelab import hardware, logs, memory, models, paging, roofline, serving, simulation, units
 
@@ -45,6 +45,7 @@ def served(spec, chip):
 
 SPECS = {name: models.get(name) for name in models.names()}
 CHIPS = {name: hardware.get(name) for name in hardware.names()}
+ENGINES = ("exact", "vllm", "sglang", "llama.cpp")  # each chip with the next of them
 STEPS = {
     "decode": [(1, 1023)] * 8,
     "prefill": [(2048, 0)],
@@ -65,9 +66,8 @@ for name, spec in SPECS.items():
         note(f"cost {name} {label} {dtype}", step_sums, spec, step, dtype)
         for chip_name, chip in list(CHIPS.items())[::3]:
             note(f"time {name} {label} {dtype} {chip_name}", step_time, spec, step, dtype, chip)
-    for chip_name, chip in CHIPS.items():
-        for engine in ("exact", "vllm", "sglang", "llama.cpp"):
-            note(f"capacity {name} {chip_name} {engine}", blocks, spec, chip, engine)
+    for (chip_name, chip), engine in zip(CHIPS.items(), cycle(ENGINES), strict=False):
+        note(f"capacity {name} {chip_name} {engine}", blocks, spec, chip, engine)
 
 for name, chip in CHIPS.items():
     note(f"rows {name}", roofline.rows_to_reach_ridge, 4096, 4096, chip, "bf16")

@@ -81,7 +81,7 @@ def visiting(tab: Tab, address: str) -> Iterator[Visit]:
 
     def on_request(request: Request) -> None:
         visit.fetched.append(request.url)
-        if not request.url.startswith((address, "data:", "blob:")):
+        if not request.url.startswith((address, "data:", "blob:", "file:")):  # of this machine
             visit.wrong.append(f"outside: {request.url}")
 
     def on_console(message: Any) -> None:
