@@ -139,7 +139,7 @@ def site() -> Counter[str]:
 
 
 def live() -> Counter[str]:
-    return pytest("live", "-n", str(WORKERS), "--dist=loadgroup", LIVE_TESTS)
+    return pytest("live", "-n", str(WORKERS), "--dist=worksteal", LIVE_TESTS)
 
 
 STAGES: dict[str, Callable[[], Counter[str]]] = {

@@ -206,7 +206,6 @@ def serves_everyone(visit: Visit, judged: dict[str, set[str]], address: str) -> 
 # ---- The book's own pages --------------------------------------------------------------------
 
 
-@pytest.mark.xdist_group("Python")  # a second worker's browser would compile it once more
 @each_live_page
 def test_every_cell_and_panel_of_a_page_answers_as_cpython_does_and_serves_everyone(
     visit: Visit, judged: dict[str, set[str]], address: str, name: str
