@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,9 +42,18 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found.double(), expected, rtol=rtol, atol=atol)
 
 
-def check(step: Step, window: int | None = None) -> None:
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    """The kernels share torch's threads, of which other tests leave one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def check(step: Step, window: int | None = None, scale: float = 0.37) -> None:
     """Store and attend, and compare with dense attention in float64."""
-    backend, scale = CpuAttention(), step.q.shape[-1] ** -0.5
+    backend = CpuAttention()
     expected = step.layer_cache.clone().flatten(1, 2)
     expected[0, step.batch.slots], expected[1, step.batch.slots] = step.keys, step.values
     backend.write(step.layer_cache, step.keys, step.values, step.batch)
@@ -60,6 +71,16 @@ def check(step: Step, window: int | None = None) -> None:
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_a_mixed_step(dtype: torch.dtype, window: int | None) -> None:
     check(random_step(MIXED, dtype=dtype, group=3), window)
+
+
+def test_rows_on_two_threads() -> None:
+    rows = [(1, length) for length in range(0, 1600, 40)]
+    check(random_step(rows, group=3, dtype=torch.float64))
+
+
+def test_large_scores_do_not_overflow() -> None:
+    rows = [(1, 40), (1, 0), (1, 0)]  # of one key: all scores of a head may be below 0
+    check(random_step(rows, group=3, dtype=torch.float64), scale=400.0)
 
 
 @pytest.mark.parametrize("block_size", range(1, 18))
@@ -99,7 +120,7 @@ def test_b16_a_slot_that_nobody_wrote_is_never_read_and_one_that_was_is() -> Non
         assert out[1].isfinite().all()
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 300])
+@pytest.mark.parametrize("tokens", [1, 7, 700])  # the last on two threads
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_operators_are_those_of_torch_rounded_once(dtype: torch.dtype, tokens: int) -> None:
     generator = torch.Generator().manual_seed(tokens)
@@ -107,27 +128,73 @@ def test_operators_are_those_of_torch_rounded_once(dtype: torch.dtype, tokens: i
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    ours, torchs = CpuOperators(), Operators()
-    x, weight, qkv, gate_up = (
-        normal(tokens, 96),
-        normal(96),
-        normal(tokens, 15, 16),
-        normal(tokens, 400),
-    )
+    ours, torchs, wide = CpuOperators(), Operators(), (normal(tokens, 96), normal(tokens, 400))
+    x, gate_up = wide[0][:, 8:72], wide[1][:, :380]  # as parts of wider products
+    heads = normal(tokens, 15, 16)[:, 2:11]
     gate_up[0, :3] = torch.tensor([-1e4, 1e4, 0.0])
-    frequencies = torch.rand(8, generator=generator, dtype=torch.promote_types(dtype, x.dtype))
+    frequencies = torch.rand(8, generator=generator, dtype=torch.float64)
     rotation = turn(torch.arange(tokens) + 5, frequencies, dtype)
-    close(ours.rms_norm(x, weight, 1e-5), torchs.rms_norm(x.double(), weight.double(), 1e-5))
-    heads, of_head = qkv[:, 2:11], weight[:16].contiguous()  # as a norm of queries reads them
-    close(
-        ours.rms_norm(heads, of_head, 1e-5),
-        torchs.rms_norm(heads.double(), of_head.double(), 1e-5),
-    )
-    close(
-        ours.rotate(heads, rotation),
-        torchs.rotate(heads.double(), (rotation[0].double(), rotation[1].double())),
-    )
+    for part in (x, heads):
+        weight = normal(part.shape[-1])
+        expected = torchs.rms_norm(part.double(), weight.double(), 0.5)
+        close(ours.rms_norm(part, weight, 0.5), expected)
+    cos, sin = rotation
+    close(ours.rotate(heads, rotation), torchs.rotate(heads.double(), (cos.double(), sin.double())))
     close(ours.gate(gate_up), torchs.gate(gate_up.double()))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_operators_at_the_ends_of_the_numbers(dtype: torch.dtype) -> None:
+    ours, torchs = CpuOperators(), Operators()
+    ends = torch.tensor([-3e38, -1e30, -1e10, -90.0, -79.0, -0.0, 90.0, 1e30])
+    gate_up = torch.stack((ends, torch.ones(8))).flatten()[None].to(dtype)  # (1, 16)
+    close(ours.gate(gate_up), torchs.gate(gate_up.double()))
+    for value in (torch.nan, torch.inf):
+        gate_up = torch.tensor([[value] * 40 + [1.0] * 40], dtype=dtype)
+        assert not ours.gate(gate_up).isfinite().any()
+        x, weight = gate_up[:, :40], torch.ones(40, dtype=dtype)
+        assert ours.rms_norm(x, weight, 1e-5).isnan().all()
+    for size in (1e-20, 1e17):
+        x, weight = torch.full((1, 40), size, dtype=dtype), torch.ones(40, dtype=dtype)
+        found = ours.rms_norm(x, weight, 1e-45)
+        torch.testing.assert_close(found, torch.ones_like(found), rtol=1e-2, atol=0)
+        assert ours.rms_norm(0 * x, weight, 1e-45).eq(0).all()
+
+
+def test_what_the_kernels_could_not_read_is_refused() -> None:
+    step = random_step([(1, 40), (1, 5)], group=3)
+    backend, batch, x = CpuAttention(), step.batch, torch.ones(4, 6)
+    ones = torch.ones(6)
+
+    def attend(q: Tensor = step.q, **changed: Tensor) -> None:
+        other = replace(batch, **changed)
+        backend.write(step.layer_cache, step.keys, step.values, other)
+        backend.attend(step.layer_cache, q, other, 1.0, None)
+
+    attend()
+    attend(block_tables=batch.block_tables.long(), context_lens=batch.context_lens.long())
+    high = batch.block_tables.clone()
+    high[0, 0] = step.layer_cache.shape[1]
+    refused: list[tuple[str, Callable[[], object]]] = [
+        ("slots must be int64", lambda: attend(slots=batch.slots.int())),
+        ("slots must be int64 in one", lambda: attend(slots=batch.slots.repeat(2)[::2])),
+        ("the cache has 128 slots, got slot 128", lambda: attend(slots=batch.slots * 0 + 128)),
+        ("the cache has 8 blocks, a table names 8", lambda: attend(block_tables=high)),
+        ("do not fit their tables", lambda: attend(context_lens=batch.context_lens * 0)),
+        ("do not fit their tables", lambda: attend(context_lens=batch.context_lens * 9)),
+        ("all tensors must be torch.float32 on", lambda: attend(step.q.double())),
+        ("rows must lie in one piece", lambda: attend(step.q.transpose(1, 2).contiguous().mT)),
+        ("5 query heads are no multiple of 2", lambda: attend(step.q[:, :5])),
+        ("on the CPU, got torch.float32 on meta", lambda: attend(step.q.to("meta"))),
+        ("rows must lie in one piece", lambda: CpuOperators().gate(x.t())),
+        ("rows must lie in one piece", lambda: CpuOperators().rms_norm(x.t(), ones[:4], 1.0)),
+        ("all tensors must be", lambda: CpuOperators().rms_norm(x, ones.double(), 1.0)),
+        ("weight must be", lambda: CpuOperators().rms_norm(x, ones[:5], 1.0)),
+        ("rotation must be", lambda: CpuOperators().rotate(x[:, None], (x, x))),
+    ]
+    for message, act in refused:
+        with pytest.raises(ValueError, match=message):
+            act()
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "qwen3", "mistral-window"])
@@ -183,9 +250,16 @@ def test_without_a_compiler_the_backend_says_so(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("CXX", "no-such-compiler -O2")
     with pytest.raises(RuntimeError, match="which has no no-such-compiler: install it, or take"):
         CpuAttention()
-    monkeypatch.setenv("CXX", "g++ -fno-such-option")
-    with pytest.raises(RuntimeError, match=r"cpu_attention\.cpp was not compiled: .*such-option"):
-        built("cpu_attention", torch.float32, GROUP=1, HEAD_DIM=18)
+    CpuAttention(dtype=torch.float16)  # needs none
+    for command, message in {
+        "g++ -fno-such-option": r"cpu_attention\.cpp was not compiled: .*such-option",
+        "false": r"cpu_attention\.cpp was not compiled: false ended with 1",
+        "true": r"cpu_attention\.cpp was compiled, but not loaded",
+        "'": "CXX is no command: No closing quotation",
+    }.items():
+        monkeypatch.setenv("CXX", command)
+        with pytest.raises(RuntimeError, match=message):
+            built("cpu_attention", torch.float32, GROUP=1, HEAD_DIM=18)
 
 
 def test_a_model_that_is_not_on_the_cpu_is_refused() -> None:

@@ -3,7 +3,8 @@
 Models: what fused kernels save: rows of one token read their keys and values where they lie, once,
 instead of a copy that was gathered before; what lies between the matrices is one pass each.
 
-Assumes: what `cpu_kernels` does; a cache on the CPU.
+Assumes: what `cpu_kernels` does. The kernels get addresses: what they cannot see for themselves is
+checked here, shapes and layouts at each call, tables and lengths once in a step.
 
 Ignores: chunks of prompts, which multiply more than they read, and float16: the reference has both.
 """
@@ -29,24 +30,33 @@ _NO_WINDOW = 2**31 - 1  # the window that holds every position
 
 
 class CpuOperators(Operators):
-    """Those of torch, but in one pass, rounded once; chosen by the first tensor's format."""
+    """Those of torch, but in one pass, rounded once.
+
+    Raises: ``ValueError`` for tensors of two formats, not on the CPU, or not laid out in rows.
+    """
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return ``x`` (..., D) scaled to unit mean square, times ``weight`` (D)."""
         if x.dtype not in TYPES:
             return super().rms_norm(x, weight, eps)
-        if x.dim() > 2:
+        if x.dim() != 2:
             return self.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
-        out = torch.empty_like(x)  # (N, D)
-        _operators(x).rms_norm(*_addresses(x, weight, out), *x.shape, x.stride(0), eps)
+        out = _like(x)  # (N, D)
+        if weight.shape != x.shape[1:]:
+            raise ValueError(f"weight must be {tuple(x.shape[1:])}, got {tuple(weight.shape)}")
+        addresses = _addresses(x.dtype, x, weight, out)
+        _operators(x.dtype).rms_norm(*addresses, *x.shape, _row(x), eps)
         return out
 
     def rotate(self, x: Tensor, rotation: Rotation) -> Tensor:
         """Return ``x`` (N, heads, d), a part of qkv, turned by its positions."""
         if x.dtype not in TYPES:
             return super().rotate(x, rotation)
-        out = torch.empty_like(x)
-        _operators(x).rotate(*_addresses(x, *rotation, out), *x.shape, x.stride(0))
+        out, (tokens, _, head_dim) = _like(x), x.shape
+        if any(part.shape != (tokens, 1, head_dim) for part in rotation):
+            raise ValueError(f"rotation must be {(tokens, 1, head_dim)}, got {rotation[0].shape}")
+        addresses = _addresses(x.dtype, x, *rotation, out)
+        _operators(x.dtype).rotate(*addresses, *x.shape, _row(x))
         return out
 
     def gate(self, gate_up: Tensor) -> Tensor:
@@ -55,7 +65,8 @@ class CpuOperators(Operators):
             return super().gate(gate_up)
         tokens, both = gate_up.shape
         out = torch.empty((tokens, both // 2), dtype=gate_up.dtype)
-        _operators(out).gate(*_addresses(gate_up, out), *out.shape, gate_up.stride(0))
+        addresses = _addresses(out.dtype, gate_up, out)
+        _operators(out.dtype).gate(*addresses, *out.shape, _row(gate_up))
         return out
 
 
@@ -64,7 +75,8 @@ class CpuAttention(ReferenceAttention):
 
     Parameters: ``spec`` and ``dtype`` of the model, whose kernels are compiled now; those of others
     (None) when they are first needed.
-    Raises: ``RuntimeError`` where this machine has no compiler.
+    Raises: ``RuntimeError`` where this machine has no compiler; in a step, ``ValueError`` as
+    `CpuOperators`, and for slots, blocks or lengths that the cache does not have.
     """
 
     name = "cpu"
@@ -72,10 +84,12 @@ class CpuAttention(ReferenceAttention):
 
     def __init__(self, spec: ModelSpec | None = None, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        compiler()
-        if spec is not None and dtype in TYPES:
+        self._slots = torch.empty(0)  # the last that were checked
+        if dtype in TYPES:
+            compiler()
+        if dtype in TYPES and spec is not None:
             heads, _ = spec.layers[0].plain()
-            built("cpu_operators", dtype)
+            _operators(dtype)
             _attention(dtype, heads.num_q_heads, heads.num_kv_heads, heads.head_dim)
 
     def write(self, layer_cache: Tensor, keys: Tensor, values: Tensor, batch: StepBatch) -> None:
@@ -84,45 +98,87 @@ class CpuAttention(ReferenceAttention):
             super().write(layer_cache, keys, values, batch)
             return
         _, blocks, block_size, kv_heads, head_dim = layer_cache.shape
-        tensors = _addresses(keys, values, layer_cache, batch.slots)
-        sizes = len(keys), kv_heads * head_dim, keys.stride(0), values.stride(0)
-        _operators(keys).store(*tensors, *sizes, blocks * block_size)
+        if batch.slots is not self._slots:
+            _check_slots(batch.slots, blocks * block_size)
+            self._slots = batch.slots
+        addresses = _addresses(layer_cache.dtype, keys, values, layer_cache)
+        sizes = len(keys), kv_heads * head_dim, _row(keys), _row(values), blocks * block_size
+        _operators(keys.dtype).store(*addresses, batch.slots.data_ptr(), *sizes)
 
     def reads(self, batch: StepBatch, layer_cache: Tensor) -> Sequence[Reads]:
         """Return what the rows of one token read, together, then what each chunk does."""
         if layer_cache.dtype not in TYPES or not batch.decode_rows:
             return super().reads(batch, layer_cache)
-        return [InPlace(batch), *readings(batch, layer_cache, first=batch.decode_rows)]
+        chunks = readings(batch, layer_cache, first=batch.decode_rows)
+        return [InPlace(batch, layer_cache), *chunks]
 
 
 class InPlace:
-    """What the rows of one token read: alike in all layers."""
+    """What the rows of one token read: alike in all layers.
 
-    def __init__(self, batch: StepBatch) -> None:
-        rows = batch.decode_rows
+    Raises: ``ValueError`` where a row's context is empty, or not in its table or the cache.
+    """
+
+    def __init__(self, batch: StepBatch, layer_cache: Tensor) -> None:
+        rows, (_, blocks, block_size, *_) = batch.decode_rows, layer_cache.shape
         self.tables = batch.block_tables[:rows].to(torch.int32).contiguous()  # (R, W)
-        self.lens = batch.context_lens[:rows].to(torch.int32)  # (R)
+        self.lens = batch.context_lens[:rows].to(torch.int32).contiguous()  # (R)
+        used = torch.arange(self.tables.shape[1]) * block_size < self.lens[:, None]  # (R, W)
+        named = self.tables[used]
+        if not 0 < self.lens.min() <= self.lens.max() <= self.tables.shape[1] * block_size:
+            raise ValueError(f"contexts of {self.lens.tolist()} tokens do not fit their tables")
+        if not 0 <= named.min() <= named.max() < blocks:
+            raise ValueError(f"the cache has {blocks} blocks, a table names {named.max().item()}")
 
     def attend(self, layer_cache: Tensor, q: Tensor, scale: float, window: int | None) -> Tensor:
         """Return the output of the rows' queries, (R, H, d)."""
         rows, width = self.tables.shape
         heads, (_, blocks, block_size, kv_heads, head_dim) = q.shape[1], layer_cache.shape
         own = q if len(q) == rows else q[:rows]
-        out = torch.empty_like(own)
-        sizes = rows, kv_heads, width, own.stride(0), blocks, block_size
+        out = _like(own)
+        addresses = _addresses(layer_cache.dtype, own, out, layer_cache)
+        tables = self.tables.data_ptr(), self.lens.data_ptr()
+        sizes = rows, kv_heads, width, _row(own), blocks, block_size
         run = _attention(q.dtype, heads, kv_heads, head_dim)
-        tensors = _addresses(own, out, layer_cache, self.tables, self.lens)
-        run.attend(*tensors, *sizes, scale, window or _NO_WINDOW)
+        run.attend(*addresses, *tables, *sizes, scale, _NO_WINDOW if window is None else window)
         return out
 
 
-def _operators(x: Tensor) -> ctypes.CDLL:
-    return built("cpu_operators", x.dtype)
+def _like(x: Tensor) -> Tensor:
+    """Return room for a tensor of this shape, in one piece whatever ``x`` is a part of."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _operators(dtype: torch.dtype) -> ctypes.CDLL:
+    return built("cpu_operators", dtype)
 
 
 def _attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> ctypes.CDLL:
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads are no multiple of {kv_heads} KV heads")
     return built("cpu_attention", dtype, GROUP=heads // kv_heads, HEAD_DIM=head_dim)
 
 
-def _addresses(*tensors: Tensor) -> list[int]:
+def _addresses(dtype: torch.dtype, *tensors: Tensor) -> list[int]:
+    """Return where tensors lie, all of one format, on the CPU."""
+    for tensor in tensors:
+        if tensor.dtype != dtype or not tensor.is_cpu:
+            raise ValueError(
+                f"all tensors must be {dtype} on the CPU, got {tensor.dtype} on {tensor.device}"
+            )
     return [tensor.data_ptr() for tensor in tensors]
+
+
+def _row(x: Tensor) -> int:
+    """Return how far apart the rows of ``x`` (N, ...) lie, each in one piece, in numbers."""
+    row, *within = x.stride()
+    if within != ([1] if x.dim() == 2 else [x.shape[2], 1]):
+        raise ValueError(f"rows must lie in one piece, got strides {x.stride()} of {x.shape}")
+    return row
+
+
+def _check_slots(slots: Tensor, room: int) -> None:
+    if slots.dtype != torch.int64 or not slots.is_contiguous():
+        raise ValueError(f"slots must be int64 in one piece, got {slots.dtype}")
+    if len(slots) and not 0 <= slots.min() <= slots.max() < room:
+        raise ValueError(f"the cache has {room} slots, got slot {slots.max().item()}")

@@ -43,13 +43,26 @@ def compiler() -> list[str]:
 
     Raises: ``RuntimeError`` where there is none.
     """
-    command = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    named = os.environ.get("CXX", "")
+    try:
+        command = shlex.split(named) or ["g++"]
+    except ValueError as error:
+        raise RuntimeError(f"CXX is no command: {error} in {named!r}") from error
     if shutil.which(command[0]) is None:
         raise RuntimeError(
             f"attention 'cpu' is compiled on this machine, which has no {command[0]}: install it, "
             "or take attention 'reference'"
         )
     return command
+
+
+def available() -> bool:
+    """Return whether kernels can be built here; one file is, to see."""
+    try:
+        built("cpu_operators", torch.float32)
+    except RuntimeError:
+        return False
+    return True
 
 
 @cache
@@ -69,10 +82,15 @@ def built(file: str, dtype: torch.dtype, **sizes: int) -> ctypes.CDLL:
             [*_FLAGS, *told, "-c", str(source), "-o", code],
             ["-shared", "-fopenmp", code, "-lm", "-o", library],
         ):
-            done = subprocess.run([*compiler(), *words], capture_output=True, text=True)
+            command = [*compiler(), *words]
+            done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
-                raise RuntimeError(f"{source.name} was not compiled: {done.stderr.strip()[-2000:]}")
-        functions = ctypes.CDLL(library)
+                said = done.stderr.strip()[-2000:] or f"{command[0]} ended with {done.returncode}"
+                raise RuntimeError(f"{source.name} was not compiled: {said}")
+        try:
+            functions = ctypes.CDLL(library)
+        except OSError as error:
+            raise RuntimeError(f"{source.name} was compiled, but not loaded: {error}") from error
     for name, kinds in _FUNCTIONS[file].items():
         function = getattr(functions, name)
         function.argtypes = [_ARGUMENTS[kind] for kind in kinds.replace(" ", "")]

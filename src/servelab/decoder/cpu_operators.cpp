@@ -4,7 +4,6 @@
 // The compiler is told STORED, the type of all tensors: bfloat16, float or double. Everything is
 // counted in float or double and rounded once, in the end.
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -45,7 +44,8 @@ extern "C" void rms_norm(const Stored* x, const Stored* weight, Stored* out, int
     const Stored* own = x + n * x_row;
     Real squares = 0;
     for (int64_t i = 0; i < D; i++) squares += load(own[i]) * load(own[i]);
-    const Real scale = 1 / std::sqrt(squares / D + Real(eps));
+    // In double: for floats the compiler takes an estimate, which makes NaN of what is infinite.
+    const Real scale = 1 / std::sqrt(double(squares) / D + eps);
     for (int64_t i = 0; i < D; i++) save(load(own[i]) * scale * load(weight[i]), out + n * D + i);
   }
 }
@@ -75,9 +75,8 @@ extern "C" void gate(const Stored* gate_up, Stored* out, int64_t N, int64_t M, i
   for (int64_t n = 0; n < N; n++) {
     const Stored *gate = gate_up + n * row, *up = gate + M;
     for (int64_t i = 0; i < M; i++) {
-      const Real x = load(gate[i]);
-      const Real tail = std::exp(std::min(-x, Real(80)));  // an infinite one would end in NaN
-      save(x / (1 + tail) * load(up[i]), out + n * M + i);
+      const Real x = load(gate[i]), tail = std::exp(-std::abs(x));  // which is never infinite
+      save(x * (x < 0 ? tail : 1) / (1 + tail) * load(up[i]), out + n * M + i);
     }
   }
 }
