@@ -164,7 +164,8 @@ def test_operators_at_the_ends_of_the_numbers(dtype: torch.dtype) -> None:
 def test_what_the_kernels_could_not_read_is_refused() -> None:
     step = random_step([(1, 40), (1, 5)], group=3)
     backend, batch, x = CpuAttention(), step.batch, torch.ones(4, 6)
-    ones = torch.ones(6)
+    ones, apart = torch.ones(6), step.batch.slots.repeat_interleave(2)[::2]
+    turned = step.layer_cache.transpose(2, 3).contiguous().transpose(2, 3)
 
     def attend(q: Tensor = step.q, **changed: Tensor) -> None:
         other = replace(batch, **changed)
@@ -176,9 +177,14 @@ def test_what_the_kernels_could_not_read_is_refused() -> None:
     high = batch.block_tables.clone()
     high[0, 0] = step.layer_cache.shape[1]
     refused: list[tuple[str, Callable[[], object]]] = [
-        ("slots must be int64", lambda: attend(slots=batch.slots.int())),
-        ("slots must be int64 in one", lambda: attend(slots=batch.slots.repeat(2)[::2])),
+        ("slots must be 2 int64", lambda: attend(slots=batch.slots.int())),
+        ("slots must be 2 int64", lambda: attend(slots=batch.slots[:1])),
+        (r"got 2 of torch.int64, strides \(2,\)", lambda: attend(slots=apart)),
         ("the cache has 128 slots, got slot 128", lambda: attend(slots=batch.slots * 0 + 128)),
+        (
+            "a layer's cache must lie in one piece",
+            lambda: CpuAttention().write(turned, step.keys, step.values, batch),
+        ),
         ("the cache has 8 blocks, a table names 8", lambda: attend(block_tables=high)),
         ("do not fit their tables", lambda: attend(context_lens=batch.context_lens * 0)),
         ("do not fit their tables", lambda: attend(context_lens=batch.context_lens * 9)),

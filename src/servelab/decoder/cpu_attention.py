@@ -99,7 +99,8 @@ class CpuAttention(ReferenceAttention):
             return
         _, blocks, block_size, kv_heads, head_dim = layer_cache.shape
         if batch.slots is not self._slots:
-            _check_slots(batch.slots, blocks * block_size)
+            _check_slots(batch.slots, len(keys), blocks * block_size)
+            _check_cache(layer_cache)
             self._slots = batch.slots
         addresses = _addresses(layer_cache.dtype, keys, values, layer_cache)
         sizes = len(keys), kv_heads * head_dim, _row(keys), _row(values), blocks * block_size
@@ -109,6 +110,7 @@ class CpuAttention(ReferenceAttention):
         """Return what the rows of one token read, together, then what each chunk does."""
         if layer_cache.dtype not in TYPES or not batch.decode_rows:
             return super().reads(batch, layer_cache)
+        _check_cache(layer_cache)
         chunks = readings(batch, layer_cache, first=batch.decode_rows)
         return [InPlace(batch, layer_cache), *chunks]
 
@@ -177,8 +179,16 @@ def _row(x: Tensor) -> int:
     return row
 
 
-def _check_slots(slots: Tensor, room: int) -> None:
-    if slots.dtype != torch.int64 or not slots.is_contiguous():
-        raise ValueError(f"slots must be int64 in one piece, got {slots.dtype}")
-    if len(slots) and not 0 <= slots.min() <= slots.max() < room:
+def _check_cache(layer_cache: Tensor) -> None:
+    if not layer_cache.is_contiguous():
+        raise ValueError(f"a layer's cache must lie in one piece, got {layer_cache.stride()}")
+
+
+def _check_slots(slots: Tensor, tokens: int, room: int) -> None:
+    if slots.dtype != torch.int64 or not slots.is_contiguous() or len(slots) != tokens:
+        raise ValueError(
+            f"slots must be {tokens} int64 in one piece, got {len(slots)} of {slots.dtype}, "
+            f"strides {slots.stride()}"
+        )
+    if tokens and not 0 <= slots.min() <= slots.max() < room:
         raise ValueError(f"the cache has {room} slots, got slot {slots.max().item()}")
