@@ -606,7 +606,7 @@ MUTANTS = (
         KERNEL,
         "test_rows_on_two_threads",
         "std::vector<Real> weights(heads * G * room);",
-        "static std::vector<Real> weights; weights.resize(heads * G * room);",
+        "static std::vector<Real> weights(1 << 20);",
     ),
     Mutant.of(
         "large scores overflow",
