@@ -65,6 +65,7 @@ def test_any_mixture_of_rows_equals_the_dense_decoder(
                 check_rows(world, dense, rows)
 
 
+needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="this machine has no g++")
 Pairs = dict[str, tuple[DenseDecoder, SpyRunner]]
 
 
@@ -327,13 +328,14 @@ def test_a_device_that_does_not_answer_is_lost(
         world.runner.execute(Plan([row]))
 
 
+@pytest.mark.parametrize("attention", ["reference", pytest.param("cpu", marks=needs_gcc)])
 def test_a_compiled_step_equals_the_dense_decoder(
-    pairs: Pairs, monkeypatch: pytest.MonkeyPatch
+    pairs: Pairs, monkeypatch: pytest.MonkeyPatch, attention: str
 ) -> None:
     """The graph, its padding and the call out of it; the next test has the generated code."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     dense = pairs["qwen3"][0]
-    world = World(SpyRunner(paged_twin(dense), compile=True), 20, 4)
+    world = World(SpyRunner(paged_twin(dense), attention, compile=True), 20, 4)
     for length in (5, 9, 3):
         world.add(range(length))
     for _ in range(4):  # a prompt, and steps of three rows in a bucket of four

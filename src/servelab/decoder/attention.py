@@ -148,7 +148,7 @@ class ReferenceAttention:
 
     def __init__(self) -> None:
         self._batch: StepBatch | None = None  # whose readings are at hand
-        self._reads: Sequence[Reads] = []
+        self._parts: Sequence[Part] = []
 
     def write(self, layer_cache: Tensor, keys: Tensor, values: Tensor, batch: StepBatch) -> None:
         """Store ``keys`` and ``values`` (N, K, d): each slot is assigned, nothing is added."""
@@ -161,35 +161,36 @@ class ReferenceAttention:
     ) -> Tensor:
         """Return what the queries (N, H, d) read, in the same shape."""
         if self._batch is not batch:  # the first layer of a step: the others read alike
-            self._reads, self._batch = self.reads(batch, layer_cache), batch
-        parts = [part.attend(layer_cache, q, scale, window) for part in self._reads]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)  # (N, H, d)
+            self._parts, self._batch = self.parts(batch, layer_cache), batch
+        outs = [part.attend(layer_cache, q, scale, window) for part in self._parts]
+        return outs[0] if len(outs) == 1 else torch.cat(outs)  # (N, H, d)
 
-    def reads(self, batch: StepBatch, layer_cache: Tensor) -> Sequence[Reads]:
-        """Return what the rows of one token read, together, then what each chunk does."""
+    def parts(self, batch: StepBatch, layer_cache: Tensor) -> Sequence[Part]:
+        """Return the rows of one token, as one part, then each chunk."""
         return readings(batch, layer_cache)
 
 
-class Reads(Protocol):
+class Part(Protocol):
     """Some rows of a step, and how they attend: alike in all layers."""
 
     def attend(self, layer_cache: Tensor, q: Tensor, scale: float, window: int | None) -> Tensor:
         """Return the output of the rows' queries; ``q`` (N, H, d) is that of all rows."""
 
 
-def readings(batch: StepBatch, layer_cache: Tensor, first: int = 0) -> list[Reading]:
+def readings(batch: StepBatch, layer_cache: Tensor, chunks_only: bool = False) -> list[Reading]:
     """Return what the rows of one token read, together, then what each chunk does.
 
-    Parameters: ``layer_cache``, any layer's; ``first`` row: 0, or the first chunk.
+    Parameters: ``layer_cache``, any layer's; ``chunks_only``: without the first.
     """
     block_size = layer_cache.shape[2]
     # The slot of each position of each row, those behind the last block's end included.
     offsets = torch.arange(block_size, device=batch.slots.device)  # (block_size)
     slots = batch.block_tables.long()[:, :, None] * block_size + offsets  # (R, W, block_size)
     slots = slots.flatten(1)  # (R, S)
-    groups = [range(batch.decode_rows)] if first < batch.decode_rows else []
-    groups += [range(row, row + 1) for row in range(batch.decode_rows, len(batch.rows))]
-    found, start = [], first  # a token for each row before
+    decode_rows = batch.decode_rows
+    groups = [range(decode_rows)] if decode_rows and not chunks_only else []
+    groups += [range(row, row + 1) for row in range(decode_rows, len(batch.rows))]
+    found, start = [], decode_rows if chunks_only else 0  # the first token
     for group in groups:
         of, new = slice(group.start, group.stop), batch.rows[group.start][0]
         longest = max(sum(batch.rows[row]) for row in group)

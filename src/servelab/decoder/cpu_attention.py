@@ -6,7 +6,7 @@ instead of a copy that was gathered before; what lies between the matrices is on
 Assumes: what `cpu_kernels` does. The kernels get addresses: what they cannot see for themselves is
 checked here, shapes and layouts at each call, tables and lengths once in a step.
 
-Ignores: chunks of prompts, which multiply more than they read, and float16: the reference has both.
+Ignores: chunks of prompts, which multiply more than they read: they stay with the reference.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from servelab.decoder.attention import Reads, ReferenceAttention, StepBatch, readings
-from servelab.decoder.cpu_kernels import TYPES, built, compiler
+from servelab.decoder.attention import Part, ReferenceAttention, StepBatch, readings
+from servelab.decoder.cpu_kernels import built, compiler
 from servelab.decoder.operators import Operators
 from servelab.decoder.rope import Rotation
 from servelab.models import ModelSpec
@@ -37,8 +37,6 @@ class CpuOperators(Operators):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return ``x`` (..., D) scaled to unit mean square, times ``weight`` (D)."""
-        if x.dtype not in TYPES:
-            return super().rms_norm(x, weight, eps)
         if x.dim() != 2:
             return self.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
         out = _like(x)  # (N, D)
@@ -50,8 +48,6 @@ class CpuOperators(Operators):
 
     def rotate(self, x: Tensor, rotation: Rotation) -> Tensor:
         """Return ``x`` (N, heads, d), a part of qkv, turned by its positions."""
-        if x.dtype not in TYPES:
-            return super().rotate(x, rotation)
         out, (tokens, _, head_dim) = _like(x), x.shape
         if any(part.shape != (tokens, 1, head_dim) for part in rotation):
             raise ValueError(f"rotation must be {(tokens, 1, head_dim)}, got {rotation[0].shape}")
@@ -61,8 +57,6 @@ class CpuOperators(Operators):
 
     def gate(self, gate_up: Tensor) -> Tensor:
         """Return silu(gate) * up, (N, M), of ``gate_up`` (N, 2 M)."""
-        if gate_up.dtype not in TYPES:
-            return super().gate(gate_up)
         tokens, both = gate_up.shape
         out = torch.empty((tokens, both // 2), dtype=gate_up.dtype)
         addresses = _addresses(out.dtype, gate_up, out)
@@ -75,8 +69,9 @@ class CpuAttention(ReferenceAttention):
 
     Parameters: ``spec`` and ``dtype`` of the model, whose kernels are compiled now; those of others
     (None) when they are first needed.
-    Raises: ``RuntimeError`` where this machine has no compiler; in a step, ``ValueError`` as
-    `CpuOperators`, and for slots, blocks or lengths that the cache does not have.
+    Raises: ``RuntimeError`` where this machine has no compiler; ``ValueError`` for a format without
+    kernels; in a step, ``ValueError`` as `CpuOperators`, and for slots, blocks or lengths that the
+    cache does not have.
     """
 
     name = "cpu"
@@ -85,18 +80,14 @@ class CpuAttention(ReferenceAttention):
     def __init__(self, spec: ModelSpec | None = None, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self._slots = torch.empty(0)  # the last that were checked
-        if dtype in TYPES:
-            compiler()
-        if dtype in TYPES and spec is not None:
+        compiler()
+        if spec is not None:
             heads, _ = spec.layers[0].plain()
             _operators(dtype)
             _attention(dtype, heads.num_q_heads, heads.num_kv_heads, heads.head_dim)
 
     def write(self, layer_cache: Tensor, keys: Tensor, values: Tensor, batch: StepBatch) -> None:
         """Store ``keys`` and ``values`` (N, K, d): each slot is assigned, nothing is added."""
-        if layer_cache.dtype not in TYPES:
-            super().write(layer_cache, keys, values, batch)
-            return
         _, blocks, block_size, kv_heads, head_dim = layer_cache.shape
         if batch.slots is not self._slots:
             _check_slots(batch.slots, len(keys), blocks * block_size)
@@ -106,17 +97,17 @@ class CpuAttention(ReferenceAttention):
         sizes = len(keys), kv_heads * head_dim, _row(keys), _row(values), blocks * block_size
         _operators(keys.dtype).store(*addresses, batch.slots.data_ptr(), *sizes)
 
-    def reads(self, batch: StepBatch, layer_cache: Tensor) -> Sequence[Reads]:
-        """Return what the rows of one token read, together, then what each chunk does."""
-        if layer_cache.dtype not in TYPES or not batch.decode_rows:
-            return super().reads(batch, layer_cache)
+    def parts(self, batch: StepBatch, layer_cache: Tensor) -> Sequence[Part]:
+        """Return the rows of one token, as one part, then each chunk."""
         _check_cache(layer_cache)
-        chunks = readings(batch, layer_cache, first=batch.decode_rows)
-        return [InPlace(batch, layer_cache), *chunks]
+        found: list[Part] = [InPlace(batch, layer_cache)] if batch.decode_rows else []
+        if batch.decode_rows < len(batch.rows):
+            found += readings(batch, layer_cache, chunks_only=True)
+        return found
 
 
 class InPlace:
-    """What the rows of one token read: alike in all layers.
+    """The rows of one token, which read their blocks where they are: a part of a step.
 
     Raises: ``ValueError`` where a row's context is empty, or not in its table or the cache.
     """

@@ -70,8 +70,12 @@ def built(file: str, dtype: torch.dtype, **sizes: int) -> ctypes.CDLL:
     """Compile a file for tensors of one format, and return its functions.
 
     Parameters: ``file`` without its ending; ``sizes`` that the compiler is told, by their names.
-    Raises: ``RuntimeError`` where there is no compiler, or with what it says.
+    Raises: ``ValueError`` for a format without kernels; ``RuntimeError`` where there is no
+    compiler, or with what it says.
     """
+    if dtype not in TYPES:
+        known = ", ".join(map(str, TYPES))
+        raise ValueError(f"attention 'cpu' has kernels for {known}, not for {dtype}")
     source = Path(__file__).with_name(f"{file}.cpp")
     told = [f"-D{name}={value}" for name, value in {"STORED": TYPES[dtype], **sizes}.items()]
     with tempfile.TemporaryDirectory() as folder:

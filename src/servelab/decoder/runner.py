@@ -38,12 +38,12 @@ class TorchRunner:
     """Carries plans out with a `PagedDecoder`; see `servelab.serving.Runner`.
 
     Parameters: ``model``; ``attention`` "reference"; "triton"; "cpu", whose kernels are compiled
-    here, in seconds; or a backend (None: Triton on a CUDA device, else the
-    reference); ``tokenizer``; ``eos_token_ids`` that end a sequence;
-    ``compile`` decode steps on a CPU, which takes a while for each new bucket of batch sizes.
-    Raises: ``ValueError`` for an unknown backend, or one for another device, where a step on a GPU
-    is to be compiled, or one whose weights are packed already; ``RuntimeError`` where kernels
-    cannot be built.
+    here, in seconds; or a backend (None: Triton on a CUDA device, else the reference);
+    ``tokenizer``; ``eos_token_ids`` that end a sequence; ``compile`` decode steps on a CPU, which
+    takes a while for each new bucket of batch sizes.
+    Raises: ``ValueError`` for an unknown backend, or one for another device or format, where a step
+    on a GPU is to be compiled, or one whose weights are packed already; ``RuntimeError`` where
+    kernels cannot be built.
 
     >>> from servelab import models
     >>> from servelab.serving import Engine, SamplingParams
