@@ -347,9 +347,8 @@ def test_a_pool_beyond_the_chips_memory_is_refused_before_it_is_made():
     rule = r"a pool of 1000000000000 blocks needs \S+ GiB, .* has \S+ GiB"
     with pytest.raises(MemoryError, match=rule):
         Engine(runner, num_blocks=10**12)
-    engine.generate(
-        [[1, 2, 3]], SamplingParams(max_tokens=1)
-    )  # it was refused: the runner is not taken
+    # What was refused has not taken the runner.
+    engine.generate([[1, 2, 3]], SamplingParams(max_tokens=1))
 
 
 def test_siblings_draw_tokens_of_their_own():
