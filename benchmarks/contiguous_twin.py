@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from servelab.decoder.attention import ReferenceAttention, StepBatch
-from servelab.decoder.cpu_attention import CpuOperators
+from servelab.decoder.cpu_operators import CpuOperators
 from servelab.decoder.operators import Operators
 
 # Shapes below: R rows, T new tokens of each, N = R T, S keys, H query heads, K KV heads, d head

@@ -26,7 +26,7 @@ from engines import Decodes, Ours, Transformers, say, write_checkpoint
 from goals import Goal
 
 from servelab import measure, units
-from servelab.decoder import TorchRunner
+from servelab.decoder import TorchRunner, packing
 
 
 def options_from(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -58,8 +58,10 @@ def _run(options: argparse.Namespace, folder: Path) -> list[Goal]:
     batches, new_tokens = ((1, 8), 8) if quick else ((1, 8, 32), 128)
     print(f"{measure.probe().line}, {torch.get_num_threads()} threads, medians of {rounds} rounds")
     runner = TorchRunner.from_pretrained(folder, "cpu")
-    packed = TorchRunner.from_pretrained(folder, "cpu", pack=True)
-    ours = {"ours": runner, "ours, packed": packed, KERNELS: TorchRunner(packed.model, "cpu")}
+    ours, fast = {"ours": runner}, runner  # where nothing can be packed, the kernels multiply
+    if packing.available():
+        ours["ours, packed"] = fast = TorchRunner.from_pretrained(folder, "cpu", pack=True)
+    ours[KERNELS] = TorchRunner(fast.model, "cpu")
     if not options.no_compile:
         ours[COMPILED] = TorchRunner.from_pretrained(folder, "cpu", attention="cpu", compile=True)
     engines: dict[str, Decodes] = {"transformers": Transformers(folder)}
@@ -73,13 +75,13 @@ def _run(options: argparse.Namespace, folder: Path) -> list[Goal]:
     _show("Decoding, prompt 128", groups)
     found += decoding.against_transformers(engines, groups)
 
-    twins, reached, lines = decoding.against_twin(packed.model, batches, 8 if quick else 24, rounds)
+    twins, reached, lines = decoding.against_twin(fast.model, batches, 8 if quick else 24, rounds)
     _show("What paging costs: the same model and operators on contiguous rows", twins)
     print(*lines, "", sep="\n")
     found += reached
 
     lengths = mixed.workload(6 if quick else 64)
-    seconds, reached, lines = mixed.compare(packed.model, lengths, max(1, rounds - 1))
+    seconds, reached, lines = mixed.compare(fast.model, lengths, max(1, rounds - 1))
     if not quick:
         lines.append(mixed.generate_batch(folder))
     print(
@@ -99,11 +101,11 @@ def _run(options: argparse.Namespace, folder: Path) -> list[Goal]:
             "%",
         ),
     ]
-    parts = {batch: breakdown.shares(packed, batch) for batch in batches}
+    parts = {batch: breakdown.shares(fast, batch) for batch in batches}
     rows: list[list[object]] = [
         [kind, *(f"{parts[b][kind]:.0%}" for b in batches)] for kind in parts[batches[0]]
     ]
-    print("Where a step's time goes (packed, attention by torch, context 140)")
+    print("Where a step's time goes (attention and operators by torch, context 140)")
     print(units.table(rows, ["", *(f"batch {batch}" for batch in batches)]), end="\n\n")
     print(goals.table(found))
     if options.json:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from servelab.decoder import PagedDecoder, TorchRunner
-from servelab.decoder.cpu_attention import CpuAttention, CpuOperators
+from servelab.decoder.cpu_attention import CpuAttention
 from servelab.decoder.cpu_kernels import built
+from servelab.decoder.cpu_operators import CpuOperators
 from servelab.decoder.operators import Operators
 from servelab.decoder.rope import turn
 from servelab.models import ModelSpec
@@ -146,6 +147,43 @@ def test_operators_are_those_of_torch_rounded_once(dtype: torch.dtype, tokens: i
     close(ours.gate(gate_up), torchs.gate(gate_up.double()))
 
 
+def multiplying() -> CpuOperators:
+    """As on a CPU for which torch has no products in bf16."""
+    operators = CpuOperators()
+    operators.multiplies = True
+    return operators
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 4, 9, 300])
+@pytest.mark.parametrize(
+    ("size", "width"), [(1, 1), (31, 2), (32, 3), (96, 4), (200, 97), (64, 300)]
+)
+def test_products_in_bf16_are_rounded_once(tokens: int, size: int, width: int) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).bfloat16()
+
+    x, weight = normal(tokens, size + 5)[:, 2 : size + 2], normal(width, size)
+    bias, added = normal(width), normal(tokens, width)
+    product = x.double() @ weight.double().T
+    for plus in ((None, None), (bias, None), (None, added), (bias, added)):
+        expected = sum((part.double() for part in plus if part is not None), start=product)
+        found = multiplying().linear(x, weight, *plus)
+        # What was counted in float32 is off by a little of its parts, not of their sum.
+        torch.testing.assert_close(found.double(), expected, rtol=1.01 * 2**-8, atol=1e-5 * size)
+
+
+def test_a_product_with_what_is_not_finite_shows_it_and_touches_no_other() -> None:
+    for poison in (torch.nan, torch.inf):
+        x, weight = torch.ones(6, 80).bfloat16(), torch.ones(7, 80).bfloat16()
+        x[1, 3] = weight[4, 79] = poison
+        seen = multiplying().linear(x, weight, None).isfinite()
+        assert not seen[1].any()
+        assert not seen[:, 4].any()
+        assert seen[[0, 2, 3, 4, 5]][:, [0, 1, 2, 3, 5, 6]].all()
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_operators_at_the_ends_of_the_numbers(dtype: torch.dtype) -> None:
     ours, torchs = CpuOperators(), Operators()
@@ -169,6 +207,8 @@ def test_what_the_kernels_could_not_read_is_refused() -> None:
     backend, batch, x = CpuAttention(), step.batch, torch.ones(4, 6)
     ones, apart = torch.ones(6), step.batch.slots.repeat_interleave(2)[::2]
     turned = step.layer_cache.transpose(2, 3).contiguous().transpose(2, 3)
+    by, half = multiplying(), x.bfloat16()
+    square = torch.arange(36.0).view(6, 6).bfloat16()
 
     def attend(q: Tensor = step.q, **changed: Tensor) -> None:
         other = replace(batch, **changed)
@@ -200,6 +240,13 @@ def test_what_the_kernels_could_not_read_is_refused() -> None:
         ("all tensors must be", lambda: CpuOperators().rms_norm(x, ones.double(), 1.0)),
         ("weight must be", lambda: CpuOperators().rms_norm(x, ones[:5], 1.0)),
         ("rotation must be", lambda: CpuOperators().rotate(x[:, None], (x, x))),
+        (r"weight must be \(3, 6\)", lambda: by.linear(half, half[:3, :5], None)),
+        (r"weight must be \(6, 6\) in one", lambda: by.linear(half, square.t(), None)),
+        (r"bias must be \(6,\)", lambda: by.linear(half, square, ones[:5].bfloat16())),
+        (r"added must be \(4, 6\)", lambda: by.linear(half, square, None, half[:3])),
+        ("all tensors must be", lambda: by.linear(x, square, None)),
+        ("all tensors must be", lambda: by.linear(half, square, ones)),
+        ("rows must lie in one piece", lambda: by.linear(half.t(), square[:, :4].clone(), None)),
     ]
     for message, act in refused:
         with pytest.raises(ValueError, match=message):
@@ -223,8 +270,13 @@ def test_any_mixture_of_rows_equals_the_dense_decoder(name: str) -> None:
             check_rows(world, dense, rows)
 
 
-def test_bfloat16_has_the_logits_of_the_reference_but_for_its_rounding() -> None:
-    dense = twins("llama-gqa")[0]
+@pytest.mark.parametrize("name", ["llama-mqa-biases", "llama-gqa"])  # with biases, and without
+@pytest.mark.parametrize("multiplies", [True, False])
+def test_bfloat16_has_the_logits_of_the_reference_but_for_its_rounding(
+    monkeypatch: pytest.MonkeyPatch, name: str, multiplies: bool
+) -> None:
+    monkeypatch.setattr(CpuAttention.operators, "multiplies", multiplies)
+    dense = twins(name)[0]
     found = []
     for attention in ("reference", "cpu"):
         model = paged_twin(dense, dtype=torch.bfloat16)

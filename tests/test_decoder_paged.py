@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch._inductor.utils import run_and_get_code
 
 from servelab import models
-from servelab.decoder import DenseDecoder, KvStore, PagedDecoder, TorchRunner, greedy
+from servelab.decoder import DenseDecoder, KvStore, PagedDecoder, TorchRunner, greedy, packing
 from servelab.decoder.kv_store import transfer
 from servelab.decoder.staging import DeviceTables, upload
 from servelab.paging import BlockPool, BlockTable, PoolShape, move
@@ -344,7 +344,7 @@ def test_a_compiled_step_equals_the_dense_decoder(
         check_rows(world, dense, rows)
 
 
-@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no bf16")
+@pytest.mark.skipif(not packing.available(), reason="torch has no bf16 kernels for this CPU")
 @pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="this machine has no C++ compiler"
 )
@@ -367,6 +367,7 @@ def test_generated_code_holds_every_matrix_packed(pairs: Pairs) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=float(expected.std()) / 20)
 
 
+@pytest.mark.skipif(not packing.available(), reason="torch has no bf16 kernels for this CPU")
 @pytest.mark.parametrize("name", ["llama-mqa-biases", "llama-gqa"])  # with biases, and without
 def test_packed_weights_give_the_same_logits(pairs: Pairs, name: str) -> None:
     dense = pairs[name][0]
@@ -384,5 +385,12 @@ def test_packed_weights_give_the_same_logits(pairs: Pairs, name: str) -> None:
         packed.weights()
     with pytest.raises(ValueError, match="compile packs the weights itself"):
         TorchRunner(packed, compile=True)
+
+
+def test_what_torch_cannot_pack_is_refused(pairs: Pairs, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = pairs["llama-gqa"][0].spec
     with pytest.raises(ValueError, match=r"only bf16 on a CPU is packed, not torch\.float32"):
-        PagedDecoder(dense.spec).pack()
+        PagedDecoder(spec).pack()
+    monkeypatch.setattr(packing, "available", lambda: False)
+    with pytest.raises(ValueError, match="torch has no bf16 kernels for this CPU"):
+        PagedDecoder(spec, dtype=torch.bfloat16).pack()

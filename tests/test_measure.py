@@ -508,13 +508,15 @@ def test_a_step_and_its_parts_are_measured_in_turn(monkeypatch: pytest.MonkeyPat
 
 def test_the_parts_do_the_work_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, ...]] = []
-    linear = parts.linear
-    monkeypatch.setattr(
-        parts, "linear", lambda x, w, b: calls.append((len(x), *w.shape)) or linear(x, w, b)
-    )
     model = parts.model_of("stories", measure.probe().kind)
     runner = parts.StepRunner(model).of(rows=3, new=1, context=33)
-    work = runner.parts()["matrices"]
+    linear = runner.attention.operators.linear
+    monkeypatch.setattr(
+        type(runner.attention.operators),
+        "linear",
+        lambda self, x, w, b: calls.append((len(x), *w.shape)) or linear(x, w, b),
+    )
+    work = runner.matrices()
     with torch.inference_mode():
         work()
     spec = models.get("stories")

@@ -1,34 +1,20 @@
 // Attention of rows of one new token, on a CPU, to a paged cache where it lies.
 //
-// Built for one shape of heads, so that all loops over it unroll. The compiler is told STORED, the
-// type of the cache (bfloat16, float or double); GROUP, the query heads of a KV head; HEAD_DIM.
+// Built for one shape of heads, so that all loops over it unroll. The compiler is told GROUP, the
+// query heads of a KV head, and HEAD_DIM.
+
+#include "cpu_numbers.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
 #include <vector>
 
-struct bfloat16 {  // the upper half of a float
-  uint16_t bits;
-};
-
-using Stored = STORED;
-constexpr bool is_half = std::is_same_v<Stored, bfloat16>;
-using Real = std::conditional_t<is_half, float, Stored>;  // to count in
 constexpr int G = GROUP, d = HEAD_DIM;
 
 // Numbers that the processor multiplies at once: as many as it can, of which a head holds whole
 // vectors; of a cache in bfloat16 pairs of them.
 constexpr int vector_bytes() {
-#if defined(__AVX512F__)
-  int bytes = 64;
-#elif defined(__AVX2__)
-  int bytes = 32;
-#else
-  int bytes = 16;
-#endif
+  int bytes = widest_bytes;
   while (d * sizeof(Real) % (bytes * (is_half ? 2 : 1)) != 0) bytes /= 2;
   return bytes;
 }

@@ -1,7 +1,7 @@
-"""The backend for a CPU that reads the paged cache in place, and its operators, by kernels in C++.
+"""The backend for a CPU that reads the paged cache in place, by kernels in C++.
 
 Models: what fused kernels save: rows of one token read their keys and values where they lie, once,
-instead of a copy that was gathered before; what lies between the matrices is one pass each.
+instead of a copy that was gathered before.
 
 Assumes: what `cpu_kernels` does. The kernels get addresses: what they cannot see for themselves is
 checked here, shapes and layouts at each call, tables and lengths once in a step.
@@ -19,49 +19,19 @@ from torch import Tensor
 
 from servelab.decoder.attention import Part, ReferenceAttention, StepBatch, readings
 from servelab.decoder.cpu_kernels import built, compiler
-from servelab.decoder.operators import Operators
-from servelab.decoder.rope import Rotation
+from servelab.decoder.cpu_operators import (
+    CpuOperators,
+    addresses_of,
+    like,
+    operators_for,
+    row_stride,
+)
 from servelab.models import ModelSpec
 
 # Shapes below: N tokens, R rows of one token, W blocks of the longest row, H query heads, K KV
-# heads, D width, M MLP width, d head_dim; a layer's cache is (2, blocks, block_size, K, d).
+# heads, d head_dim; a layer's cache is (2, blocks, block_size, K, d).
 
 _NO_WINDOW = 2**31 - 1  # the window that holds every position
-
-
-class CpuOperators(Operators):
-    """Those of torch, but in one pass, rounded once.
-
-    Raises: ``ValueError`` for tensors of two formats, not on the CPU, or not laid out in rows.
-    """
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return ``x`` (..., D) scaled to unit mean square, times ``weight`` (D)."""
-        if x.dim() != 2:
-            return self.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
-        out = _like(x)  # (N, D)
-        if weight.shape != x.shape[1:]:
-            raise ValueError(f"weight must be {tuple(x.shape[1:])}, got {tuple(weight.shape)}")
-        addresses = _addresses(x.dtype, x, weight, out)
-        _operators(x.dtype).rms_norm(*addresses, *x.shape, _row(x), eps)
-        return out
-
-    def rotate(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """Return ``x`` (N, heads, d), a part of qkv, turned by its positions."""
-        out, (tokens, _, head_dim) = _like(x), x.shape
-        if any(part.shape != (tokens, 1, head_dim) for part in rotation):
-            raise ValueError(f"rotation must be {(tokens, 1, head_dim)}, got {rotation[0].shape}")
-        addresses = _addresses(x.dtype, x, *rotation, out)
-        _operators(x.dtype).rotate(*addresses, *x.shape, _row(x))
-        return out
-
-    def gate(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up, (N, M), of ``gate_up`` (N, 2 M)."""
-        tokens, both = gate_up.shape
-        out = torch.empty((tokens, both // 2), dtype=gate_up.dtype)
-        addresses = _addresses(out.dtype, gate_up, out)
-        _operators(out.dtype).gate(*addresses, *out.shape, _row(gate_up))
-        return out
 
 
 class CpuAttention(ReferenceAttention):
@@ -75,7 +45,7 @@ class CpuAttention(ReferenceAttention):
     """
 
     name = "cpu"
-    operators: Operators = CpuOperators()
+    operators: CpuOperators = CpuOperators()
 
     def __init__(self, spec: ModelSpec | None = None, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -83,7 +53,7 @@ class CpuAttention(ReferenceAttention):
         compiler()
         if spec is not None:
             heads, _ = spec.layers[0].plain()
-            _operators(dtype)
+            self.operators.build(dtype)
             _attention(dtype, heads.num_q_heads, heads.num_kv_heads, heads.head_dim)
 
     def write(self, layer_cache: Tensor, keys: Tensor, values: Tensor, batch: StepBatch) -> None:
@@ -93,9 +63,15 @@ class CpuAttention(ReferenceAttention):
             _check_slots(batch.slots, len(keys), blocks * block_size)
             _check_cache(layer_cache)
             self._slots = batch.slots
-        addresses = _addresses(layer_cache.dtype, keys, values, layer_cache)
-        sizes = len(keys), kv_heads * head_dim, _row(keys), _row(values), blocks * block_size
-        _operators(keys.dtype).store(*addresses, batch.slots.data_ptr(), *sizes)
+        addresses = addresses_of(layer_cache.dtype, keys, values, layer_cache)
+        sizes = (
+            len(keys),
+            kv_heads * head_dim,
+            row_stride(keys),
+            row_stride(values),
+            blocks * block_size,
+        )
+        operators_for(keys.dtype).store(*addresses, batch.slots.data_ptr(), *sizes)
 
     def parts(self, batch: StepBatch, layer_cache: Tensor) -> Sequence[Part]:
         """Return the rows of one token, as one part, then each chunk."""
@@ -128,46 +104,19 @@ class InPlace:
         rows, width = self.tables.shape
         heads, (_, blocks, block_size, kv_heads, head_dim) = q.shape[1], layer_cache.shape
         own = q if len(q) == rows else q[:rows]
-        out = _like(own)
-        addresses = _addresses(layer_cache.dtype, own, out, layer_cache)
+        out = like(own)
+        addresses = addresses_of(layer_cache.dtype, own, out, layer_cache)
         tables = self.tables.data_ptr(), self.lens.data_ptr()
-        sizes = rows, kv_heads, width, _row(own), blocks, block_size
+        sizes = rows, kv_heads, width, row_stride(own), blocks, block_size
         run = _attention(q.dtype, heads, kv_heads, head_dim)
         run.attend(*addresses, *tables, *sizes, scale, _NO_WINDOW if window is None else window)
         return out
-
-
-def _like(x: Tensor) -> Tensor:
-    """Return room for a tensor of this shape, in one piece whatever ``x`` is a part of."""
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def _operators(dtype: torch.dtype) -> ctypes.CDLL:
-    return built("cpu_operators", dtype)
 
 
 def _attention(dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> ctypes.CDLL:
     if heads % kv_heads:
         raise ValueError(f"{heads} query heads are no multiple of {kv_heads} KV heads")
     return built("cpu_attention", dtype, GROUP=heads // kv_heads, HEAD_DIM=head_dim)
-
-
-def _addresses(dtype: torch.dtype, *tensors: Tensor) -> list[int]:
-    """Return where tensors lie, all of one format, on the CPU."""
-    for tensor in tensors:
-        if tensor.dtype != dtype or not tensor.is_cpu:
-            raise ValueError(
-                f"all tensors must be {dtype} on the CPU, got {tensor.dtype} on {tensor.device}"
-            )
-    return [tensor.data_ptr() for tensor in tensors]
-
-
-def _row(x: Tensor) -> int:
-    """Return how far apart the rows of ``x`` (N, ...) lie, each in one piece, in numbers."""
-    row, *within = x.stride()
-    if within != ([1] if x.dim() == 2 else [x.shape[2], 1]):
-        raise ValueError(f"rows must lie in one piece, got strides {x.stride()} of {x.shape}")
-    return row
 
 
 def _check_cache(layer_cache: Tensor) -> None:

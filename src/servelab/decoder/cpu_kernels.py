@@ -28,6 +28,7 @@ _FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPI
 # The functions of each file, and what they take: addresses of tensors, integers, a real number.
 _FUNCTIONS = {
     "cpu_attention": {"attend": "aaaaa iiiiii r i"},
+    "cpu_linear": {"linear": "aaaaa iiii"},
     "cpu_operators": {
         "rms_norm": "aaa iii r",
         "rotate": "aaaa iiii",

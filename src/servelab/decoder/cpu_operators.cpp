@@ -1,40 +1,9 @@
 // What lies between the matrices of a layer, on a CPU, each in one pass over its numbers; and the
-// writing of keys and values to their slots.
-//
-// The compiler is told STORED, the type of all tensors: bfloat16, float or double. Everything is
-// counted in float or double and rounded once, in the end.
+// writing of keys and values to their slots. Everything is rounded once, in the end.
+
+#include "cpu_numbers.h"
 
 #include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
-
-struct bfloat16 {  // the upper half of a float
-  uint16_t bits;
-};
-
-using Stored = STORED;
-using Real = std::conditional_t<std::is_same_v<Stored, bfloat16>, float, Stored>;
-
-static inline float load(float x) { return x; }
-static inline double load(double x) { return x; }
-static inline float load(bfloat16 x) {
-  const uint32_t bits = uint32_t(x.bits) << 16;
-  float real;
-  std::memcpy(&real, &bits, sizeof real);
-  return real;
-}
-
-static inline void save(float x, float* to) { *to = x; }
-static inline void save(double x, double* to) { *to = x; }
-static inline void save(float x, bfloat16* to) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  bits += 0x7fff + (bits >> 16 & 1);  // to the nearest, of two as near to the even one
-  to->bits = bits >> 16;
-}
-
-constexpr int64_t worth_a_thread = 32768;  // numbers: fewer are done before a thread has woken up
 
 // x (N, D), a row `x_row` numbers behind the one before; weight (D); out (N, D).
 extern "C" void rms_norm(const Stored* x, const Stored* weight, Stored* out, int64_t N, int64_t D,

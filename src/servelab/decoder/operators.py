@@ -1,11 +1,12 @@
-"""What lies between the matrices of a layer, in plain torch: norms, rotations, gates.
+"""What a layer consists of beside attention, in plain torch: products, norms, rotations, gates.
 
-Models: operators that use each number a few times and pass over it once, or as often as torch needs
-kernels for them. A backend brings its own where those of torch take long (`cpu_kernels`).
+Models: the products with the matrices, which are read once in a step, and the operators between
+them, which use each number a few times. A backend brings its own where those of torch take long
+(`cpu_attention`).
 
 Assumes: nothing of the device or the number format; torch widens inside where that matters.
 
-Ignores: fusing them into the matrices' products, which a compiler does (`compiled`).
+Ignores: fusing one into another, which a compiler does (`compiled`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from servelab.decoder.packing import linear
 from servelab.decoder.rope import Rotation, rotate
 
 # Shapes below: N tokens, M MLP width, d head_dim.
 
 
 class Operators:
-    """The operators of a layer that are no matrix products.
+    """The operators of a layer.
 
     >>> import torch
     >>> Operators().rms_norm(torch.tensor([3.0, 4.0]), torch.ones(2), eps=0.0).pow(2).mean().item()
@@ -27,6 +29,15 @@ class Operators:
     >>> Operators().gate(torch.tensor([[0.0, 100.0, 7.0, 0.5]]))
     tensor([[ 0., 50.]])
     """
+
+    def linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, added: Tensor | None = None
+    ) -> Tensor:
+        """Return ``x`` (N, in) times ``weight`` (out, in), plus ``bias`` (out), ``added`` (N, out).
+
+        The weight may be packed.
+        """
+        return linear(x, weight, bias, added)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return ``x`` (..., width) scaled to unit mean square, times ``weight`` (width)."""

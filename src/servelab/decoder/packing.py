@@ -4,7 +4,8 @@ Models: oneDNN's product of a few rows and a matrix. It reads the matrix in tile
 from one in plain order it reads slower. torch's compiler packs what it freezes (`compiled`); these
 are the operators that it uses, called without it.
 
-Assumes: the names that these operators have in torch 2.13; they are not public.
+Assumes: the names that these operators have in torch 2.13; they are not public. On an x86 they need
+AVX-512; without it `cpu_attention` brings kernels of our own.
 
 Ignores: other formats: fp32 gains nothing for one row.
 """
@@ -20,10 +21,22 @@ from torch import Tensor, nn
 _ROWS = 16
 
 
+def available() -> bool:
+    """Return whether torch has kernels for bf16 on this CPU: else it counts one number at a time.
+
+    >>> isinstance(available(), bool)
+    True
+    """
+    supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return supported
+
+
 def pack(weight: Tensor) -> nn.Parameter:
     """Return a weight (out, in) packed: the values are the same, their order is the kernel's.
 
-    >>> pack(torch.ones(32, 16, dtype=torch.bfloat16)).is_mkldnn
+    Raises: ``RuntimeError`` where that is not ``available``.
+
+    >>> not available() or pack(torch.ones(32, 16, dtype=torch.bfloat16)).is_mkldnn
     True
     """
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
@@ -36,7 +49,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, added: Tensor | None 
     Parameters: ``weight`` (out, in), packed or not; ``bias`` (out).
 
     >>> x, weight = torch.ones(1, 16).bfloat16(), torch.ones(1, 16).bfloat16()
-    >>> linear(x, pack(weight), None, added=torch.ones(1, 1).bfloat16())
+    >>> linear(x, weight, None, added=torch.ones(1, 1).bfloat16())
     tensor([[17.]], dtype=torch.bfloat16)
     """
     out: Tensor  # (N, out)

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from servelab.decoder import packing
 from servelab.decoder.attention import AttentionBackend, StepBatch
 from servelab.decoder.checkpoint import DTYPES
 from servelab.decoder.dense import check_llama_type
-from servelab.decoder.packing import linear, pack
 from servelab.decoder.rope import Rope, Rotation, turn
 from servelab.models import ModelSpec
 from servelab.units import check_positive
@@ -94,14 +94,21 @@ class PagedDecoder(nn.Module):
         """Store the matrices as the CPU's kernels read them (see `packing`); return the model.
 
         A tied lm_head becomes a copy of its own. Afterwards there are no ``weights`` to fill.
-        Raises: ``ValueError`` for a model that is not in bf16 on a CPU.
+        Raises: ``ValueError`` for a model that is not in bf16 on a CPU, or where torch has no
+        kernels for that.
         """
         if self.device.type != "cpu" or self.dtype != torch.bfloat16:
             raise ValueError(f"only bf16 on a CPU is packed, not {self.dtype} on {self.device}")
+        if not packing.available():
+            raise ValueError(
+                "torch has no bf16 kernels for this CPU (on an x86 they need AVX-512), so nothing "
+                "can be packed for them; attention 'cpu' brings kernels that take the weights as "
+                "they are"
+            )
         for layer in self.layers:
             for name in layer.matrices:
-                layer.register_parameter(name, pack(getattr(layer, name)))
-        self.lm_head = pack(self.lm_head)
+                layer.register_parameter(name, packing.pack(getattr(layer, name)))
+        self.lm_head = packing.pack(self.lm_head)
         return self
 
     def weights(self) -> dict[str, Tensor]:
@@ -137,8 +144,9 @@ class PagedDecoder(nn.Module):
             hidden = layer.forward(
                 hidden, rotation, batch, cache[index], attention, self.windows[index]
             )
-        hidden = attention.operators.rms_norm(hidden[last], self.norm, self.norm_eps)  # (L, D)
-        return linear(hidden, self.lm_head, None)  # (L, V)
+        by = attention.operators
+        hidden = by.rms_norm(hidden[last], self.norm, self.norm_eps)  # (L, D)
+        return by.linear(hidden, self.lm_head, None)  # (L, V)
 
 
 def dtype_of(dtype: torch.dtype | str) -> torch.dtype:
@@ -214,7 +222,7 @@ class PagedLayer(nn.Module):
         heads, kv_heads, head_dim = self.num_q_heads, self.num_kv_heads, self.head_dim
         by, eps = attention.operators, self.norm_eps
         x = by.rms_norm(hidden, self.input_norm, eps)  # (N, D)
-        qkv = linear(x, self.qkv_proj, self.qkv_proj_bias)  # (N, (H + 2 K) d)
+        qkv = by.linear(x, self.qkv_proj, self.qkv_proj_bias)  # (N, (H + 2 K) d)
         qkv = qkv.unflatten(1, (heads + 2 * kv_heads, head_dim))  # (N, H + 2 K, d)
         qk = qkv[:, : heads + kv_heads]  # (N, H + K, d)
         if self.q_norm is not None:
@@ -224,10 +232,10 @@ class PagedLayer(nn.Module):
         qk = by.rotate(qk, rotation)  # (N, H + K, d): queries and keys turn alike
         attention.write(layer_cache, qk[:, heads:], qkv[:, heads + kv_heads :], batch)
         read = attention.attend(layer_cache, qk[:, :heads], batch, self.scale, window)  # (N, H, d)
-        hidden = linear(read.flatten(1), self.o_proj, self.o_proj_bias, hidden)  # (N, D)
+        hidden = by.linear(read.flatten(1), self.o_proj, self.o_proj_bias, hidden)  # (N, D)
         x = by.rms_norm(hidden, self.post_attention_norm, eps)  # (N, D)
-        gate_up = linear(x, self.gate_up_proj, self.gate_up_proj_bias)  # (N, 2 M)
-        return linear(by.gate(gate_up), self.down_proj, self.down_proj_bias, hidden)  # (N, D)
+        gate_up = by.linear(x, self.gate_up_proj, self.gate_up_proj_bias)  # (N, 2 M)
+        return by.linear(by.gate(gate_up), self.down_proj, self.down_proj_bias, hidden)  # (N, D)
 
 
 def _empty(*size: int, dtype: torch.dtype) -> nn.Parameter:

@@ -29,7 +29,6 @@ from servelab import models
 from servelab.decoder import Checkpoint, PagedDecoder, TorchRunner
 from servelab.decoder.attention import StepBatch, readings
 from servelab.decoder.checkpoint import BUNDLED_CHECKPOINT
-from servelab.decoder.packing import linear
 from servelab.decoder.rope import turn
 from servelab.decoder.sampler import sample
 from servelab.models import ModelSpec
@@ -140,12 +139,13 @@ class StepRunner(TorchRunner):
         inputs = [self._noise(tokens, matrix.d_in) for matrix in shapes]  # (N, in) each
         last = self._noise(rows, spec.hidden_size)  # (R, D)
         layers = [[getattr(layer, name) for name in layer.matrices] for layer in self.model.layers]
+        by = self.attention.operators
 
         def work() -> None:
             for weights in layers:
                 for x, weight in zip(inputs, weights, strict=True):
-                    linear(x, weight, None)
-            linear(last, self.model.lm_head, None)
+                    by.linear(x, weight, None)
+            by.linear(last, self.model.lm_head, None)
 
         return work
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from servelab import models
-from servelab.decoder import PagedDecoder
+from servelab.decoder import PagedDecoder, packing
 from servelab.hardware import Accelerator
 from servelab.measure.device import Device, probe
 from servelab.measure.parts import BLOCK_SIZE, StepRunner, bookkeeping, hollow, model_of
@@ -144,7 +144,7 @@ def steps(
     """Measure the steps of a model, and the parts of those that are taken apart."""
     runner = StepRunner(model)
     packed = None
-    if model.device.type == "cpu" and sizes.apart:
+    if model.device.type == "cpu" and sizes.apart and packing.available():
         packed = StepRunner(model_of(name, "cpu", packed=True))
     shapes = [(1, new, new) for new in sizes.prompts] + [(rows, 1, t) for rows, t in sizes.decodes]
     for shape in dict.fromkeys([*shapes, *sizes.apart]):
