@@ -147,6 +147,33 @@ def test_operators_are_those_of_torch_rounded_once(dtype: torch.dtype, tokens: i
     close(ours.gate(gate_up), torchs.gate(gate_up.double()))
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_the_likeliest_is_torchs_where_it_is_a_number(dtype: torch.dtype) -> None:
+    inf, nan, ours = torch.inf, torch.nan, CpuOperators()
+    rows = {
+        (-0.0, 0.0): 0,
+        (0.0, -0.0, -1.0): 0,
+        (-inf, -3.0, -2.0, -2.0): 2,
+        (-inf, -inf): 2,
+        (1.0, inf): 2,
+        (nan, 1.0): 2,
+        (1.0, -nan, 2.0): 3,
+        (-3e38, -1e-30): 1,
+        (1e-30, 3e38, 2e38): 1,
+    }
+    for row, place in rows.items():
+        logits = torch.tensor([row], dtype=dtype)
+        assert (ours.likeliest(logits).item(), Operators().likeliest(logits).item()) == (place,) * 2
+    generator = torch.Generator().manual_seed(0)
+    for vocabulary in (1, 7, 1023, 1024, 1025, 5000):  # with many ties, on one thread and on two
+        wide = torch.randint(-9, 9, (20, vocabulary + 3), generator=generator).to(dtype)
+        logits = wide[:, 2 : vocabulary + 2]
+        assert ours.likeliest(logits).tolist() == Operators().likeliest(logits).tolist()
+        logits[3, -1] = nan
+        logits[4, 0] = -nan
+        assert ours.likeliest(logits)[[3, 4]].tolist() == [vocabulary] * 2
+
+
 def multiplying() -> CpuOperators:
     """As on a CPU for which torch has no products in bf16."""
     operators = CpuOperators()
@@ -237,6 +264,7 @@ def test_what_the_kernels_could_not_read_is_refused() -> None:
         ("on the CPU, got torch.float32 on meta", lambda: attend(step.q.to("meta"))),
         ("rows must lie in one piece", lambda: CpuOperators().gate(x.t())),
         ("rows must lie in one piece", lambda: CpuOperators().rms_norm(x.t(), ones[:4], 1.0)),
+        ("rows must lie in one piece", lambda: CpuOperators().likeliest(x.t())),
         ("all tensors must be", lambda: CpuOperators().rms_norm(x, ones.double(), 1.0)),
         ("weight must be", lambda: CpuOperators().rms_norm(x, ones[:5], 1.0)),
         ("rotation must be", lambda: CpuOperators().rotate(x[:, None], (x, x))),

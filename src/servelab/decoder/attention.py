@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from servelab.decoder.operators import Operators
+from servelab.decoder.operators import TORCH, Operators
 from servelab.paging import BlockTable, padded
 
 # Shapes below: N new tokens of R rows, W blocks of the longest row, S slots that they have, H query
@@ -144,7 +144,7 @@ class ReferenceAttention:
 
     name = "reference"
     index_bits = 64
-    operators = Operators()
+    operators: Operators = TORCH
 
     def __init__(self) -> None:
         self._batch: StepBatch | None = None  # whose readings are at hand

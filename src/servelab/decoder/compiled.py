@@ -20,7 +20,7 @@ from torch import Tensor
 
 from servelab.decoder.attention import AttentionBackend, StepBatch
 from servelab.decoder.graphs import bucket_of
-from servelab.decoder.operators import Operators
+from servelab.decoder.operators import TORCH
 from servelab.decoder.paged import PagedDecoder
 
 # Shapes below: R rows, B rows of their bucket, H query heads, K KV heads, d head_dim.
@@ -72,7 +72,7 @@ def _(
 class _OutsideAttention:
     """The backend that a graph is traced with: a call out of it, with the layer's number."""
 
-    name, index_bits, operators = "outside", 64, Operators()
+    name, index_bits, operators = "outside", 64, TORCH
 
     def write(self, layer_cache: Any, keys: Tensor, values: Tensor, batch: StepBatch) -> None:
         """Keep the keys and values for ``attend``."""

@@ -34,6 +34,7 @@ _FUNCTIONS = {
         "rotate": "aaaa iiii",
         "gate": "aa iii",
         "store": "aaaa iiiii",
+        "likeliest": "aa iii",
     },
 }
 _ARGUMENTS = {"a": ctypes.c_void_p, "i": ctypes.c_int64, "r": ctypes.c_double}

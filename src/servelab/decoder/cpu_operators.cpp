@@ -3,7 +3,9 @@
 
 #include "cpu_numbers.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 // x (N, D), a row `x_row` numbers behind the one before; weight (D); out (N, D).
 extern "C" void rms_norm(const Stored* x, const Stored* weight, Stored* out, int64_t N, int64_t D,
@@ -57,5 +59,47 @@ extern "C" void store(const Stored* keys, const Stored* values, Stored* cache, c
   for (int64_t n = 0; n < N; n++) {
     std::memcpy(cache + slots[n] * width, keys + n * keys_row, width * sizeof(Stored));
     std::memcpy(cache + (room + slots[n]) * width, values + n * values_row, width * sizeof(Stored));
+  }
+}
+
+// As integers, numbers above 0 are in order; those below 0 are once their sign is an integer's.
+using Int = std::conditional_t<is_half, int16_t,
+                               std::conditional_t<sizeof(Stored) == 4, int32_t, int64_t>>;
+static inline Int size_of(Stored x) {  // without its sign
+  Int bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits & std::numeric_limits<Int>::max();
+}
+static inline Int in_order(Stored x) {
+  Int bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits < 0 ? -size_of(x) : size_of(x);  // so that both zeros are 0
+}
+
+// logits (L, V), rows as above; out (L): the first place of the largest, or V where it is no finite
+// number. The compiler may take numbers for finite (-ffast-math); these are integers.
+extern "C" void likeliest(const Stored* logits, int64_t* out, int64_t L, int64_t V, int64_t row) {
+  Stored infinity;
+  save(std::numeric_limits<Real>::infinity(), &infinity);
+  const Int infinite = size_of(infinity), lowest = std::numeric_limits<Int>::min();
+  constexpr int64_t part = 1024;  // numbers, of which only the largest is kept at first
+#pragma omp parallel for if (L * V > worth_a_thread)
+  for (int64_t n = 0; n < L; n++) {
+    const Stored* own = logits + n * row;
+    Int top = lowest, widest = 0;
+    int64_t place = 0;
+    for (int64_t start = 0; start < V; start += part) {
+      const int64_t end = std::min(V, start + part);
+      Int here = lowest;
+#pragma omp simd reduction(max : here, widest)
+      for (int64_t i = start; i < end; i++) {
+        const Int size = size_of(own[i]), signed_size = in_order(own[i]);
+        here = signed_size > here ? signed_size : here;
+        widest = size > widest ? size : widest;  // NaN is wider than all numbers
+      }
+      if (here > top) top = here, place = start;
+    }
+    while (place < V && in_order(own[place]) != top) place++;
+    out[n] = widest > infinite || top == infinite || top == -infinite ? V : place;
   }
 }

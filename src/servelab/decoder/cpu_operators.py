@@ -21,7 +21,8 @@ from servelab.decoder.cpu_kernels import built
 from servelab.decoder.operators import Operators
 from servelab.decoder.rope import Rotation
 
-# Shapes below: N tokens, in and out widths of a matrix, D width, M MLP width, d head_dim.
+# Shapes below: N tokens, L of them to draw from, V vocabulary, in and out widths of a matrix, D
+# width, M MLP width, d head_dim.
 
 
 class CpuOperators(Operators):
@@ -63,6 +64,17 @@ class CpuOperators(Operators):
         plus = [0 if t is None else addresses_of(weight.dtype, t)[0] for t in (bias, added)]
         sizes = len(x), x.shape[1], out.shape[1], row_stride(x)
         built("cpu_linear", weight.dtype).linear(x_at, weight_at, *plus, out_at, *sizes)
+        return out
+
+    def likeliest(self, logits: Tensor) -> Tensor:
+        """Return the place of the largest logit of each row (L, V): of equal ones the first.
+
+        It is V where that logit is no finite number: NaN, or overflow.
+        """
+        out = torch.empty(len(logits), dtype=torch.int64)  # (L)
+        (address,) = addresses_of(logits.dtype, logits)
+        sizes = *logits.shape, row_stride(logits)
+        operators_for(logits.dtype).likeliest(address, out.data_ptr(), *sizes)
         return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -190,7 +190,7 @@ class TorchRunner:
         if not rows:
             return tokens, None
         batch, last, samples = self._stage([rows[index] for index in order])
-        drawn, reports = sample(self.logits(batch, last), samples)
+        drawn, reports = sample(self.logits(batch, last), samples, self.attention.operators)
         logprobs: list[list[dict[int, float]] | None] = [None] * len(rows)
         place = 0
         for index in order:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from servelab.decoder.operators import TORCH, Operators
 from servelab.decoder.staging import upload
 from servelab.serving.params import SamplingParams
 
@@ -32,13 +33,14 @@ Samples = tuple[SamplingParams, tuple[float, ...]]
 
 
 def sample(
-    logits: Tensor, samples: Sequence[Samples]
+    logits: Tensor, samples: Sequence[Samples], by: Operators = TORCH
 ) -> tuple[list[int], dict[int, dict[int, float]]]:
     """Return a token per sample, and log-probabilities by sample, where its row asks for them.
 
     One copy to the host, whatever is asked.
 
-    Parameters: ``logits`` (L, V); ``samples`` of each row of them.
+    Parameters: ``logits`` (L, V); ``samples`` of each row of them; ``by`` whose operator the most
+    likely tokens are found.
     Returns: tokens; and a mapping from token to log-probability (natural, before temperature and
     filters): of the drawn token, then of the most likely ones.
     Raises: ``ValueError`` where the largest logit of a row is no finite number: NaN, or overflow.
@@ -48,8 +50,7 @@ def sample(
     ([0], {0: {0: -0.6931471805599453}})
     """
     vocabulary = logits.shape[1]  # as a token: none, since the row is no distribution
-    top, best = logits.max(-1)  # (L): of equal ones the first; argmax is slower on a CPU
-    best = torch.where(top.isfinite(), best, vocabulary)  # (L)
+    best = by.likeliest(logits)  # (L)
     if all(params.temperature == 0 and params.logprobs is None for params, _ in samples):
         likely = zip(_known(best.tolist(), vocabulary), samples, strict=True)
         return [token for token, (_, uniforms) in likely for _ in uniforms], {}

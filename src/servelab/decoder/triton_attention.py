@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from servelab.decoder.operators import Operators
+from servelab.decoder.operators import TORCH, Operators
 from servelab.units import check_count
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class TritonAttention:
 
     name = "triton"
     index_bits = 64
-    operators = Operators()
+    operators: Operators = TORCH
 
     def __init__(
         self, device: torch.device | str | None = None, num_splits: int | None = None

@@ -124,7 +124,7 @@ class StepRunner(TorchRunner):
             "matrices": self.matrices(),
             "attention": self._attention(batch),
             "elementwise": self._between(batch, last),
-            "sampling": partial(sample, logits, samples),
+            "sampling": partial(sample, logits, samples, self.attention.operators),
         }
         if self.attention.name == "reference":
             found["gather"] = self._gather(batch)
