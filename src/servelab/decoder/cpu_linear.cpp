@@ -26,6 +26,10 @@ static inline Bits pairs_at(const bfloat16* from) {
   return pairs;
 }
 
+// Numbers by which a part of the matrix is asked for before it is needed: several rows side by side
+// are too many short streams for the processor to foresee.
+constexpr int64_t ahead = 2048;
+
 // x (N, in), rows `x_row` numbers apart; w (O, in); bias (O) and added (N, O), or none; out (N, O).
 struct Product {
   const bfloat16 *x, *w, *bias, *added;
@@ -56,7 +60,11 @@ struct Product {
     for (int64_t c = 0; c < count; c++) {
       Bits pairs[R];
 #pragma GCC unroll 8
-      for (int r = 0; r < R; r++) pairs[r] = pairs_at(rows + r * in + c * chunk);
+      for (int r = 0; r < R; r++) {
+        const bfloat16* from = rows + r * in + c * chunk;
+        pairs[r] = pairs_at(from);
+        __builtin_prefetch(from + ahead);
+      }
 #pragma GCC unroll 8
       for (int t = 0; t < T; t++)
 #pragma GCC unroll 8
@@ -98,6 +106,8 @@ extern "C" void linear(const bfloat16* x, const bfloat16* w, const bfloat16* bia
     const int64_t end = std::min(O, o + panel);
     int64_t n = 0;
     for (; n + 4 <= N; n += 4) product.tokens<4, 3>(n, o, end);
-    for (; n < N; n++) product.tokens<1, 4>(n, o, end);
+    if (N - n == 3) product.tokens<3, 3>(n, o, end);
+    if (N - n == 2) product.tokens<2, 3>(n, o, end);
+    if (N - n == 1) product.tokens<1, 1>(n, o, end);  // bound by memory, read best in one stream
   }
 }
