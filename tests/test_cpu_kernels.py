@@ -6,6 +6,7 @@ behind its row's context.
 
 from __future__ import annotations
 
+import functools
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from servelab.decoder import PagedDecoder, TorchRunner
+from servelab.decoder import PagedDecoder, TorchRunner, packing
 from servelab.decoder.cpu_attention import CpuAttention
 from servelab.decoder.cpu_kernels import built
 from servelab.decoder.cpu_operators import CpuOperators
@@ -316,6 +317,38 @@ def test_bfloat16_has_the_logits_of_the_reference_but_for_its_rounding(
     for reference, own in zip(found[:2], found[2:], strict=True):
         assert reference.std() > 0.1
         torch.testing.assert_close(own, reference, rtol=0, atol=float(reference.std()) / 20)
+
+
+def test_a_compiled_step_multiplies_as_its_backend_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "available", lambda: False)
+    monkeypatch.setattr(CpuAttention.operators, "multiplies", True)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    calls: list[int] = []
+    linear = CpuOperators.linear
+    monkeypatch.setattr(
+        CpuOperators,
+        "linear",
+        lambda self, x, *rest: calls.append(len(x)) or linear(self, x, *rest),
+    )
+    dense = twins("llama-mqa-biases")[0]
+    model = paged_twin(dense, dtype=torch.bfloat16)
+    worlds = [World(SpyRunner(model, "cpu", compile=flag), 20, 4) for flag in (False, True)]
+    for world in worlds:
+        for length in (5, 9, 3):
+            world.add(range(length))
+        world.step(
+            [
+                world.row(sequence, length)
+                for sequence, length in zip(world.sequences, (4, 8, 2), strict=True)
+            ]
+        )
+        calls.clear()
+        world.step([world.row(sequence) for sequence in world.sequences])
+        padded = 4 if world is worlds[1] else 3
+        assert calls == [padded] * (4 * len(model.layers) + 1)
+    eager, compiled = (world.runner.seen_logits for world in worlds)
+    assert eager.std() > 0.1
+    torch.testing.assert_close(compiled, eager, rtol=0, atol=float(eager.std()) / 20)
 
 
 def test_what_has_no_kernels_is_refused() -> None:

@@ -2,7 +2,8 @@
 
 Models: the step of `paged` as one graph of fixed batch size, one for each bucket of batch sizes.
 Weights are frozen into it, in the order in which its matrix kernels read them. Attention stays as
-it is, a call out of the graph, since contexts grow with every step.
+it is, a call out of the graph, since contexts grow with every step; so do products where torch has
+no kernels for bf16, which a backend may have (`cpu_operators`).
 
 Assumes: weights do not change once a bucket has been compiled, which its first step waits for.
 
@@ -18,9 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from servelab.decoder import packing
 from servelab.decoder.attention import AttentionBackend, StepBatch
 from servelab.decoder.graphs import bucket_of
-from servelab.decoder.operators import TORCH
+from servelab.decoder.operators import TORCH, Operators
 from servelab.decoder.paged import PagedDecoder
 
 # Shapes below: R rows, B rows of their bucket, H query heads, K KV heads, d head_dim.
@@ -47,6 +49,7 @@ _library.define(
     "attend_paged(Tensor q, Tensor keys, Tensor values, int layer, float scale, int? window)"
     " -> Tensor"
 )
+_library.define("multiply(Tensor x, Tensor weight, Tensor? bias, Tensor? added) -> Tensor")
 
 
 @torch.library.impl(_library, "attend_paged", "CPU")
@@ -69,10 +72,39 @@ def _(
     return q.new_empty(q.shape)
 
 
-class _OutsideAttention:
-    """The backend that a graph is traced with: a call out of it, with the layer's number."""
+@torch.library.impl(_library, "multiply", "CPU")
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, added: Tensor | None) -> Tensor:
+    """Multiply as the backend does that runs."""
+    *_, attention = _running[-1]
+    return attention.operators.linear(x, weight, bias, added)
 
-    name, index_bits, operators = "outside", 64, TORCH
+
+@torch.library.register_fake("servelab::multiply", lib=_library)
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, added: Tensor | None) -> Tensor:
+    return x.new_empty(len(x), len(weight))
+
+
+class _OutsideProducts(Operators):
+    """Torch's operators, but for products: calls out of a graph."""
+
+    def linear(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, added: Tensor | None = None
+    ) -> Tensor:
+        """Return what a call makes of ``x`` (N, in)."""
+        out: Tensor = torch.ops.servelab.multiply(x, weight, bias, added)
+        return out
+
+
+class _OutsideAttention:
+    """The backend that a graph is traced with: a call out of it, with the layer's number.
+
+    Parameters: ``operators`` that the graph consists of.
+    """
+
+    name, index_bits = "outside", 64
+
+    def __init__(self, operators: Operators) -> None:
+        self.operators = operators
 
     def write(self, layer_cache: Any, keys: Tensor, values: Tensor, batch: StepBatch) -> None:
         """Keep the keys and values for ``attend``."""
@@ -95,12 +127,14 @@ class CompiledDecode:
     """
 
     def __init__(self, model: PagedDecoder) -> None:
+        plain = model.dtype == torch.bfloat16 and not packing.available()
+        operators = _OutsideProducts() if plain else TORCH
         layers: Any = range(len(model.layers))  # to the graph, the cache of a layer is its number
 
         def step(tokens: Tensor, positions: Tensor) -> Tensor:  # each (B); to logits (B, V)
             # Only tokens and positions are read inside.
             batch = StepBatch(tokens, positions, tokens, tokens, tokens, tokens, [])
-            return model.forward(batch, layers, _OutsideAttention(), slice(None))
+            return model.forward(batch, layers, _OutsideAttention(operators), slice(None))
 
         self._step = torch.compile(step, fullgraph=True, dynamic=False)
 

@@ -26,12 +26,14 @@ from servelab.decoder.cpu_operators import (
     operators_for,
     row_stride,
 )
+from servelab.decoder.operators import Operators
 from servelab.models import ModelSpec
 
 # Shapes below: N tokens, R rows of one token, W blocks of the longest row, H query heads, K KV
 # heads, d head_dim; a layer's cache is (2, blocks, block_size, K, d).
 
 _NO_WINDOW = 2**31 - 1  # the window that holds every position
+_OPERATORS = CpuOperators()
 
 
 class CpuAttention(ReferenceAttention):
@@ -45,7 +47,7 @@ class CpuAttention(ReferenceAttention):
     """
 
     name = "cpu"
-    operators: CpuOperators = CpuOperators()
+    operators: Operators = _OPERATORS
 
     def __init__(self, spec: ModelSpec | None = None, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -53,7 +55,7 @@ class CpuAttention(ReferenceAttention):
         compiler()
         if spec is not None:
             heads, _ = spec.layers[0].plain()
-            self.operators.build(dtype)
+            _OPERATORS.build(dtype)
             _attention(dtype, heads.num_q_heads, heads.num_kv_heads, heads.head_dim)
 
     def write(self, layer_cache: Tensor, keys: Tensor, values: Tensor, batch: StepBatch) -> None:

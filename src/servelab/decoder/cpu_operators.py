@@ -49,21 +49,19 @@ class CpuOperators(Operators):
         """
         if not self.multiplies or weight.dtype != torch.bfloat16 or weight.is_mkldnn:
             return super().linear(x, weight, bias, added)
-        out = torch.empty((len(x), len(weight)), dtype=x.dtype)
-        for name, tensor, shape in (
-            ("weight", weight, (out.shape[1], x.shape[1])),
-            ("bias", bias, out.shape[1:]),
-            ("added", added, out.shape),
-        ):
-            if tensor is not None and (tensor.shape != shape or not tensor.is_contiguous()):
-                raise ValueError(
-                    f"{name} must be {tuple(shape)} in one piece, got {tuple(tensor.shape)}, "
-                    f"strides {tensor.stride()}"
-                )
+        (tokens, size), (width, _) = x.shape, weight.shape
+        out = x.new_empty(tokens, width)
+        _check_piece("weight", weight, (width, size))
         x_at, weight_at, out_at = addresses_of(weight.dtype, x, weight, out)
-        plus = [0 if t is None else addresses_of(weight.dtype, t)[0] for t in (bias, added)]
-        sizes = len(x), x.shape[1], out.shape[1], row_stride(x)
-        built("cpu_linear", weight.dtype).linear(x_at, weight_at, *plus, out_at, *sizes)
+        bias_at = added_at = 0
+        if bias is not None:
+            _check_piece("bias", bias, (width,))
+            (bias_at,) = addresses_of(weight.dtype, bias)
+        if added is not None:
+            _check_piece("added", added, (tokens, width))
+            (added_at,) = addresses_of(weight.dtype, added)
+        sizes = tokens, size, width, row_stride(x)
+        built("cpu_linear", weight.dtype).linear(x_at, weight_at, bias_at, added_at, out_at, *sizes)
         return out
 
     def likeliest(self, logits: Tensor) -> Tensor:
@@ -132,3 +130,10 @@ def row_stride(x: Tensor) -> int:
     if within != ([1] if x.dim() == 2 else [x.shape[2], 1]):
         raise ValueError(f"rows must lie in one piece, got strides {x.stride()} of {x.shape}")
     return row
+
+
+def _check_piece(name: str, x: Tensor, shape: tuple[int, ...]) -> None:
+    if x.shape != shape or not x.is_contiguous():
+        raise ValueError(
+            f"{name} must be {shape} in one piece, got {tuple(x.shape)}, strides {x.stride()}"
+        )
