@@ -25,6 +25,7 @@ ATTENTION, STAGING, SAMPLER, RUNNER = "attention.py", "staging.py", "sampler.py"
 PAGED, STORE, ROPE, CHECKPOINT = "paged.py", "kv_store.py", "rope.py", "checkpoint.py"
 PACKING, TORCHS = "packing.py", "operators.py"
 KERNEL, OPERATORS, BUILT = "cpu_attention.cpp", "cpu_operators.cpp", "cpu_kernels.py"
+PRODUCT, NUMBERS = "cpu_linear.cpp", "cpu_numbers.h"
 MIXTURE = "test_any_mixture_of_rows"
 ENGINE = "test_the_engine_generates"
 
@@ -567,8 +568,8 @@ MUTANTS = (
         "unpack(keys + at[start + s], key);",
     ),
     Mutant.of(
-        "operators cut their bfloat16 off",
-        OPERATORS,
+        "kernels cut their bfloat16 off",
+        NUMBERS,
         "test_operators_are_those_of_torch",
         "bits += 0x7fff + (bits >> 16 & 1);",
         "",
@@ -635,5 +636,89 @@ MUTANTS = (
         "test_loading_kernels",
         '["-shared", "-fopenmp"',
         '["-shared", "-ffast-math", "-fopenmp"',
+    ),
+    Mutant.of(
+        "the numbers of a product's last part of a chunk are left out",
+        PRODUCT,
+        "test_products_in_bf16",
+        "for (int64_t i = count * chunk; i < in; i++)",
+        "for (int64_t i = in; i < in; i++)",
+    ),
+    Mutant.of(
+        "the last token of three is left out of a product",
+        PRODUCT,
+        "test_products_in_bf16",
+        "if (N - n == 3) product.tokens<3, 3>",
+        "if (N - n == 3) product.tokens<2, 3>",
+    ),
+    Mutant.of(
+        "the last rows of a matrix are left out",
+        PRODUCT,
+        "test_products_in_bf16",
+        "for (; o < end; o++) tile<T, 1>(n, o);",
+        "",
+    ),
+    Mutant.of(
+        "a product takes the numbers of the upper half twice",
+        PRODUCT,
+        "test_products_in_bf16",
+        "return (Lanes)(pairs << 16);",
+        "return (Lanes)(pairs & 0xffff0000);",
+    ),
+    Mutant.of(
+        "what is added to a product is another token's",
+        PRODUCT,
+        "test_products_in_bf16",
+        "added[(n + t) * O + o + r]",
+        "added[n * O + o + r]",
+    ),
+    Mutant.of(
+        "a bias is added once for all rows of the matrix",
+        PRODUCT,
+        "test_products_in_bf16",
+        "load(bias[o + r])",
+        "load(bias[o])",
+    ),
+    Mutant.of(
+        "the input of a product is read as if it stood alone",
+        PRODUCT,
+        "test_products_in_bf16",
+        "pairs_at(x + n * x_row + c * chunk)",
+        "pairs_at(x + n * in + c * chunk)",
+    ),
+    Mutant.of(
+        "of equal logits the kernel takes that of a later part",
+        OPERATORS,
+        "test_the_likeliest",
+        "if (here > top) top = here",
+        "if (here >= top) top = here",
+    ),
+    Mutant.of(
+        "below 0 the smallest logit is taken for the largest",
+        OPERATORS,
+        "test_the_likeliest",
+        "bits < 0 ? -size_of(x) : size_of(x)",
+        "bits",
+    ),
+    Mutant.of(
+        "a NaN below all numbers is not seen",
+        OPERATORS,
+        "test_the_likeliest",
+        "widest > infinite || top == infinite",
+        "top >= infinite",
+    ),
+    Mutant.of(
+        "an addend of another shape is read",
+        "cpu_operators.py",
+        "test_what_the_kernels_could_not_read",
+        '_check_piece("added", added, (tokens, width))',
+        "None",
+    ),
+    Mutant.of(
+        "a compiled step multiplies by torch where that is slow",
+        "compiled.py",
+        "test_a_compiled_step_multiplies",
+        "_OutsideProducts() if plain else TORCH",
+        "TORCH",
     ),
 )
