@@ -1,8 +1,8 @@
 """The decoder in torch: a dense one first, the oracle; then the paged one, and its runner.
 
 Read: attention, operators, kv_store, paged, sampler, runner; the oracle: dense, cache; the kernels:
-triton_attention, triton_kernels; cpu_attention, cpu_kernels and its C++. What loads it: checkpoint,
-rope. What makes it fast: staging and graphs on a GPU, packing and compiled on a CPU.
+triton_attention, triton_kernels; cpu_attention, cpu_operators, cpu_kernels and its C++. What loads
+it: checkpoint, rope. What makes it fast: staging and graphs on a GPU, packing and compiled on a CPU.
 """
 
 from servelab.decoder.attention import AttentionBackend, ReferenceAttention, StepBatch
