@@ -33,7 +33,7 @@ _CARRIED_OUT = """                transfer(store.data, store.swap, plan.swap_out
                 transfer(store.data, store.data, plan.copies)
                 transfer(store.swap, store.data, plan.swap_in)
 """
-_POSITIONS = "positions += range(cached, cached + new)"
+_POSITIONS = "positions += range(start, stop)"
 _KEPT = "kept = keep_likely(scaled[filtered], top_k, top_p)"
 _SWAPPED_NORMS = (
     "q, k = by.rms_norm(q, self.q_norm, eps), by.rms_norm(k, self.k_norm, eps)",
@@ -179,13 +179,17 @@ MUTANTS = (
         RUNNER,
         "test_b43_every_row",
         "tables.begin([table.id for table in held], width)",
-        "tables.begin(list(range(len(held))), width)",
-        "for (sequence, new, cached, numbers), table in zip(rows, held, strict=True):",
-        "for at, ((sequence, new, cached, numbers), table) in enumerate(zip(rows, held)):\n"
-        "            import types\n"
-        "            known = types.SimpleNamespace(id=at, blocks=table.blocks)",
-        "tables.place(table, cached, cached + new, slots[-1])",
-        "tables.place(known, cached, cached + new, slots[-1])",
+        "tables.begin(list(range(len(held))), width)\n"
+        "        import types\n"
+        "        known = [\n"
+        "            types.SimpleNamespace(id=at, blocks=t.blocks) for at, t in enumerate(held)\n"
+        "        ]",
+        "tables.place_each(held[:ones], positions, slots)",
+        "tables.place_each(known[:ones], positions, slots)",
+        "sequences[ones:], held[ones:], cached[ones:], contexts[ones:], strict=True",
+        "sequences[ones:], known[ones:], cached[ones:], contexts[ones:], strict=True",
+        "slots += table.slots(start, stop)",
+        "slots += table_of(sequence).slots(start, stop)",
     ),
     Mutant.of(
         "a row given up is still held to be known",
@@ -199,8 +203,8 @@ MUTANTS = (
         "a block that a copy has replaced is not sent",
         STAGING,
         "test_a_block_copied_under_a_running_sequence",
-        "if sent == end == begin + 1 and last == block:",
-        "if sent == end == begin + 1:",
+        "if sent != position // size + 1 or last != slot // size:",
+        "if sent != position // size + 1:",
     ),
     Mutant.of(
         "after a step that failed the device is held to know the tables",
@@ -215,7 +219,7 @@ MUTANTS = (
         RUNNER,
         "test_b41",
         _POSITIONS,
-        "positions += range(new)",
+        "positions += range(stop - start)",
     ),
     Mutant.of(
         "positions start again when a sequence comes back from pre-emption",
@@ -223,35 +227,37 @@ MUTANTS = (
         ENGINE,
         _POSITIONS,
         "count = sequence.request.num_prompt_tokens\n"
-        "                positions += [p % count for p in range(cached, cached + new)]",
+        "            positions += [p % count for p in range(start, stop)]",
     ),
     Mutant.of(
         "B42 the prompt is computed again behind its own cached prefix",
         RUNNER,
         "test_b42",
-        "tokens += sequence.token_ids[cached : cached + new]",
-        "tokens += sequence.token_ids[:new]",
+        "tokens += sequence.token_ids[start:stop]",
+        "tokens += sequence.token_ids[: stop - start]",
     ),
     Mutant.of(
         "B42 the rest of a prompt is written over its cached prefix",
         RUNNER,
         "test_b42",
-        "slots += table.slots(cached, cached + new)",
-        "slots += table.slots(0, new)",
+        "slots += table.slots(start, stop)",
+        "slots += table.slots(0, stop - start)",
     ),
     Mutant.of(
         "logits are taken behind a chunk's first token",
         RUNNER,
         MIXTURE,
-        "last.append(len(tokens) - 1)",
-        "last.append(len(tokens) - new)",
+        "last = [starts[row + 1] - 1 for row in drawing]",
+        "last = [starts[row] for row in drawing]",
     ),
     Mutant.of(
         "rows are computed in the plan's order, whatever their length",
         RUNNER,
         MIXTURE,
-        "key=lambda index: rows[index][1] > 1",
-        "key=lambda index: 0",
+        "order = [index for index, row in enumerate(rows) if row[1] == 1]",
+        "order = []",
+        "order += [index for index, row in enumerate(rows) if row[1] > 1]",
+        "order = list(range(len(rows)))",
     ),
     Mutant.of(
         "tokens come back in the order in which they were computed",

@@ -661,4 +661,11 @@ MUTANTS = (
         "return list(self._blocks[self[block].key]).index(block)",
         "return 0",
     ),
+    Mutant.of(
+        "slots of many tables are looked up beyond their ends",
+        "table.py",
+        "test_slots_of_many_tables",
+        "if not all(0 <= at < own.num_tokens for own, at in zip(tables, positions, strict=True)):",
+        "if not tables:",
+    ),
 )

@@ -29,6 +29,7 @@ from servelab.paging import (
     padded,
     replay,
     rewind,
+    slots_at,
 )
 from tests.paged_world import World, verify_forms, verify_pool
 
@@ -467,6 +468,24 @@ def test_both_forms_name_the_same_slots() -> None:
             (victim := rng.choice(tables)).truncate(rng.randint(0, victim.num_tokens))
         verify_forms(tables)
         verify_forms([])
+
+
+def test_slots_of_many_tables_are_those_of_each() -> None:
+    rng = random.Random(2)
+    for block_size in (1, 2, 3, 7):
+        pool = BlockPool(num_blocks=400, block_size=block_size)
+        tables = [BlockTable(pool) for _ in range(12)]
+        for _ in range(80):
+            rng.choice(tables).append(rng.randint(1, 3))
+        held = [table for table in tables if table.num_tokens]
+        positions = [rng.randrange(table.num_tokens) for table in held]
+        expected = [table.slot(at) for table, at in zip(held, positions, strict=True)]
+        assert slots_at(held, positions) == expected
+        for wrong in (-1, held[3].num_tokens):  # though the last block may have room for it
+            positions[3] = wrong
+            with pytest.raises(ValueError, match=f"position {wrong} is not in 0 to"):
+                slots_at(held, positions)
+    assert slots_at([], []) == []
 
 
 # --- refusals, and the pool's own check ---------------------------------------------------------

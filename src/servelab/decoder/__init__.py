@@ -2,7 +2,8 @@
 
 Read: attention, operators, kv_store, paged, sampler, runner; the oracle: dense, cache; the kernels:
 triton_attention, triton_kernels; cpu_attention, cpu_operators, cpu_kernels and its C++. What loads
-it: checkpoint, rope. What makes it fast: staging and graphs on a GPU, packing and compiled on a CPU.
+a model: checkpoint, rope. What makes steps fast: staging and graphs on a GPU, packing and compiled
+on a CPU.
 """
 
 from servelab.decoder.attention import AttentionBackend, ReferenceAttention, StepBatch

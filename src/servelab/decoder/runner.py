@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence as SequenceOf
 from itertools import accumulate
+from operator import add
 from time import perf_counter
 
 import torch
@@ -26,7 +27,7 @@ from servelab.decoder.kv_store import KvStore, transfer
 from servelab.decoder.paged import DTYPE_NAMES, PagedDecoder, dtype_of
 from servelab.decoder.sampler import Samples, sample
 from servelab.decoder.staging import DeviceTables, upload
-from servelab.paging import PoolShape
+from servelab.paging import PoolShape, slots_at
 from servelab.serving.plan import Plan, Row, RunnerLost, StepResult, Tokenizer
 from servelab.serving.request import table_of
 from servelab.units import GiB
@@ -183,12 +184,13 @@ class TorchRunner:
         self, plan: Plan
     ) -> tuple[list[list[int]], list[list[dict[int, float]] | None] | None]:
         """Compute the rows; return tokens and log-probabilities in their order."""
-        # One-token rows first, as backends expect; sorting is stable.
         rows = plan.rows
-        order = sorted(range(len(rows)), key=lambda index: rows[index][1] > 1)
-        tokens: list[list[int]] = [[] for _ in rows]
         if not rows:
-            return tokens, None
+            return [], None
+        # One-token rows first, as backends expect.
+        order = [index for index, row in enumerate(rows) if row[1] == 1]
+        order += [index for index, row in enumerate(rows) if row[1] > 1]
+        tokens: list[list[int]] = [[]] * len(rows)
         batch, last, samples = self._stage([rows[index] for index in order])
         drawn, reports = sample(self.logits(batch, last), samples, self.attention.operators)
         logprobs: list[list[dict[int, float]] | None] = [None] * len(rows)
@@ -216,31 +218,28 @@ class TorchRunner:
     def _stage(self, rows: SequenceOf[Row]) -> tuple[StepBatch, Tensor, list[Samples]]:
         """Return a step's tensors, the places to draw from, and what to draw there."""
         tables = self._tables
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        table_rows: list[int] = []
-        last: list[int] = []
-        samples: list[Samples] = []
-        pairs = [(new, cached) for _, new, cached, _ in rows]
-        contexts = [new + cached for new, cached in pairs]
+        sequences, news, cached, numbers = map(list, zip(*rows, strict=True))
+        contexts = [*map(add, news, cached)]
         width = self.shape.blocks_for(max(contexts))
-        held = [table_of(sequence) for sequence, *_ in rows]
+        held = [table_of(sequence) for sequence in sequences]
         tables.begin([table.id for table in held], width)
-        for (sequence, new, cached, numbers), table in zip(rows, held, strict=True):
-            if new == 1:  # as nearly always; a list of one takes three times as long
-                tokens.append(sequence.token_ids[cached])
-                positions.append(cached)
-                slots.append(table.slot(cached))
-            else:
-                tokens += sequence.token_ids[cached : cached + new]
-                positions += range(cached, cached + new)
-                slots += table.slots(cached, cached + new)
-            table_rows.append(tables.place(table, cached, cached + new, slots[-1]))
-            if numbers:
-                last.append(len(tokens) - 1)
-                samples.append((sequence.request.params, numbers))
-        starts = [*accumulate((new for new, _ in pairs), initial=0)]
+        # Rows of one token, as nearly all are: of hundreds, what is done for each is what counts.
+        ones = next((row for row, new in enumerate(news) if new > 1), len(rows))
+        positions = cached[:ones]
+        tokens = [own.token_ids[place] for own, place in zip(sequences, positions, strict=False)]
+        slots = slots_at(held[:ones], positions)
+        table_rows = tables.place_each(held[:ones], positions, slots)
+        for sequence, table, start, stop in zip(
+            sequences[ones:], held[ones:], cached[ones:], contexts[ones:], strict=True
+        ):
+            tokens += sequence.token_ids[start:stop]
+            positions += range(start, stop)
+            slots += table.slots(start, stop)
+            table_rows.append(tables.place(table, start, stop, slots[-1]))
+        starts = [*accumulate(news, initial=0)]
+        drawing = [row for row, own in enumerate(numbers) if own]
+        last = [starts[row + 1] - 1 for row in drawing]
+        samples = [(sequences[row].request.params, numbers[row]) for row in drawing]
         per_token, per_row = [tokens, positions, slots], [table_rows, starts, contexts, last]
         sent = upload(self.device, [tables.places, tables.blocks, *per_token, *per_row])
         tables.write(*sent[:2])
@@ -253,7 +252,7 @@ class TorchRunner:
             block_tables=tables.entries[:, :width].index_select(0, of_table),  # (R, W)
             query_starts=query_starts.to(torch.int32),
             context_lens=context_lens.to(torch.int32),
-            rows=pairs,
+            rows=[*zip(news, cached, strict=True)],
         )
         return batch, last_places, samples
 

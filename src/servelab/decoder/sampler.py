@@ -51,7 +51,7 @@ def sample(
     """
     vocabulary = logits.shape[1]  # as a token: none, since the row is no distribution
     best = by.likeliest(logits)  # (L)
-    if all(params.temperature == 0 and params.logprobs is None for params, _ in samples):
+    if all(own.temperature == 0 and own.logprobs is None for own, _ in samples):
         likely = zip(_known(best.tolist(), vocabulary), samples, strict=True)
         return [token for token, (_, uniforms) in likely for _ in uniforms], {}
     rows = [row for row, (_, uniforms) in enumerate(samples) for _ in uniforms]  # of each sample

@@ -12,7 +12,6 @@ Ignores: what the numbers mean (`runner`, `sampler`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import torch
@@ -31,14 +30,13 @@ def upload(
     >>> upload(torch.device("cpu"), [[1, 2], [3]], [[0.5]])
     [tensor([1, 2]), tensor([3]), tensor([0.5000], dtype=torch.float64)]
     """
-    counts = [len(numbers) for numbers in integers], [len(numbers) for numbers in reals]
-    whole = np.fromiter(chain.from_iterable(integers), np.int64, sum(counts[0]))
-    real = np.fromiter(chain.from_iterable(reals), np.float64, sum(counts[1]))
-    staged = torch.from_numpy(np.concatenate((whole, real.view(np.int64))))
+    parts = [np.array(numbers, np.int64) for numbers in integers]
+    parts += [np.array(numbers, np.float64).view(np.int64) for numbers in reals]
+    staged = torch.from_numpy(np.concatenate(parts))
     if device.type == "cuda":
         staged = staged.pin_memory().to(device, non_blocking=True)
-    first, second = staged.split((len(whole), len(real)))
-    return [*first.split(counts[0]), *second.view(torch.float64).split(counts[1])]
+    sent = staged.split([len(part) for part in parts])
+    return [*sent[: len(integers)], *(own.view(torch.float64) for own in sent[len(integers) :])]
 
 
 class DeviceTables:
@@ -87,7 +85,7 @@ class DeviceTables:
             size = max(rows, 2 * len(ids)), max(room, 2 * width)
             self.entries = self.entries.new_zeros(size)
             self._rows, self._free = {}, list(range(size[0]))
-        elif sum(id not in self._rows for id in ids) > len(self._free):
+        elif len(set(ids).difference(self._rows)) > len(self._free):
             self._rows = {id: self._rows[id] for id in ids if id in self._rows}
             used = {row for row, *_ in self._rows.values()}
             self._free = [row for row in range(rows) if row not in used]
@@ -100,9 +98,7 @@ class DeviceTables:
         """
         size = self.block_size
         begin, end, block = start // size, (stop - 1) // size + 1, last_slot // size
-        row, sent, last = self._rows.get(table.id, (-1, 0, NULL_BLOCK))
-        if sent == end == begin + 1 and last == block:
-            return row  # as nearly always for one new token: its block is there already
+        row, sent, _ = self._rows.get(table.id, (-1, 0, NULL_BLOCK))
         width = self.entries.shape[1]
         if row < 0:  # nothing is known of the row it gets, to its end
             row, begin, sent = self._free.pop(), 0, width
@@ -110,6 +106,21 @@ class DeviceTables:
         self.blocks.extend((*table.blocks[begin:end], *[NULL_BLOCK] * (sent - end)))
         self._rows[table.id] = row, end, block
         return row
+
+    def place_each(
+        self, tables: Sequence[BlockTable], positions: Sequence[int], slots: Sequence[int]
+    ) -> list[int]:
+        """Return the rows of tables that get one new token each, as ``place`` does.
+
+        Parameters: ``positions`` of the tokens, and their ``slots``.
+        """
+        size, known, rows = self.block_size, self._rows, []
+        for table, position, slot in zip(tables, positions, slots, strict=True):
+            row, sent, last = known.get(table.id, (-1, 0, NULL_BLOCK))
+            if sent != position // size + 1 or last != slot // size:  # its block is not there yet
+                row = self.place(table, position, position + 1, slot)
+            rows.append(row)
+        return rows
 
     def write(self, places: Tensor, blocks: Tensor) -> None:
         """Write what was noted, ``blocks`` to ``places``, both on the device."""

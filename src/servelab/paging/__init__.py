@@ -7,7 +7,7 @@ from servelab.paging.events import Event, PoolState, replay, rewind
 from servelab.paging.forms import CsrTables, csr, padded
 from servelab.paging.pool import NULL_BLOCK, BlockPool, OutOfBlocks, PoolShape
 from servelab.paging.prefix import PrefixCache
-from servelab.paging.table import BlockTable, Copy, Hit, move
+from servelab.paging.table import BlockTable, Copy, Hit, move, slots_at
 
 __all__ = [
     "NULL_BLOCK",
@@ -26,4 +26,5 @@ __all__ = [
     "padded",
     "replay",
     "rewind",
+    "slots_at",
 ]

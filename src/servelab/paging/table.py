@@ -226,6 +226,25 @@ class BlockTable:
                 raise ValueError(f"block {block} no longer holds what was looked up")
 
 
+def slots_at(tables: Sequence[BlockTable], positions: Sequence[int]) -> list[int]:
+    """Return the slot of one token position of each table.
+
+    As ``slot`` does, for the many tables of a step at once.
+    Raises: ``ValueError`` for a position that its table does not have.
+
+    >>> table = BlockTable(BlockPool(num_blocks=6, block_size=4))
+    >>> table.append(6)
+    []
+    >>> slots_at([table, table], [3, 5])
+    [7, 9]
+    """
+    if not all(0 <= at < own.num_tokens for own, at in zip(tables, positions, strict=True)):
+        return [table.slot(at) for table, at in zip(tables, positions, strict=True)]  # raises
+    size = tables[0].pool.block_size if tables else 1
+    pairs = zip(tables, positions, strict=True)
+    return [own._blocks[at // size] * size + at % size for own, at in pairs]
+
+
 def move(table: BlockTable, pool: BlockPool) -> tuple[BlockTable, list[Copy]]:
     """Move a table into another pool, as swapping out or in does.
 

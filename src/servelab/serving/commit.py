@@ -22,17 +22,20 @@ def check_result(plan: Plan, result: StepResult, reports_logprobs: bool = True) 
 
     Parameters: ``reports_logprobs`` whether the runner does: else no request asks for any.
     """
-    planned, drawn = [len(samples) for *_, samples in plan.rows], list(map(len, result.tokens))
+    planned, drawn = [len(row[3]) for row in plan.rows], [*map(len, result.tokens)]
     if planned != drawn:
         raise ValueError(f"tokens to draw per row were {planned}, the runner drew {drawn}")
-    for place, (sequence, *_) in enumerate(plan.rows if reports_logprobs else ()):
-        if sequence.request.params.logprobs is not None and drawn[place]:
-            given = None if result.logprobs is None else result.logprobs[place]
-            if given is None or len(given) != drawn[place]:
-                raise ValueError(f"{sequence.name} asked for log-probabilities, got {given}")
-            for token, logprobs in zip(result.tokens[place], given, strict=True):
-                if token not in logprobs:
-                    raise ValueError(f"{sequence.name} drew {token}, not among {logprobs}")
+    if not reports_logprobs:
+        return
+    for place, row in enumerate(plan.rows):
+        if row[0].request.params.logprobs is None or not drawn[place]:
+            continue  # nearly always
+        given = None if result.logprobs is None else result.logprobs[place]
+        if given is None or len(given) != drawn[place]:
+            raise ValueError(f"{row[0].name} asked for log-probabilities, got {given}")
+        for token, logprobs in zip(result.tokens[place], given, strict=True):
+            if token not in logprobs:
+                raise ValueError(f"{row[0].name} drew {token}, not among {logprobs}")
 
 
 def commit(
