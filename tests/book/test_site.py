@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import yaml
 from bs4 import BeautifulSoup, Tag
+from fontTools.ttLib import TTFont
 
 from tools import pdf
 
@@ -152,6 +153,16 @@ def test_no_stylesheet_loads_from_another_host() -> None:
     assert sheets
     outside = re.compile(r"(?:url\(\s*|@import\s+)['\"]?(?:https?:)?//")
     assert not [sheet.name for sheet in sheets if outside.search(sheet.read_text(encoding="utf-8"))]
+
+
+def test_every_icon_that_has_a_rule_has_a_letter_in_a_font() -> None:
+    sheet = SITE / "_static" / "styles" / "pydata-sphinx-theme.css"
+    rule = re.compile(r'\.(fa-[\w-]+):before\{content:"\\([0-9a-f]+)"')
+    codes = {name: int(code, 16) for name, code in rule.findall(sheet.read_text("utf-8"))}
+    fonts = (SITE / "_static" / "vendor" / "fontawesome" / "webfonts").glob("*.ttf")
+    letters = {code for path in fonts for code in TTFont(path).getBestCmap() or ()}
+    assert {"fa-download", "fa-expand", "fa-moon"} <= set(codes)
+    assert not [name for name, code in codes.items() if code not in letters]
 
 
 @each_page
