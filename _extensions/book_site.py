@@ -32,7 +32,7 @@ MATHJAX_KEPT = ("tex-chtml.js", "input/tex", "output/chtml/fonts", "ui", "a11y",
 # A rule of the theme's style sheet that shows an icon: the icon's names.
 ICON = re.compile(r'((?:\.fa-[\w-]+:before,?)+)\{content:"[^"]*"\}')
 ICON_CLASS = re.compile(r"\bfa-([\w-]+)")
-ICON_CHARACTER = re.compile(r"\\([ef][0-9a-f]{3})\b")
+ICON_LETTER = re.compile(r"\\([ef][0-9a-f]{3})\b|([\ue000-\uf8ff])")
 # The theme's script that replaces icons by SVG. Its style sheet shows them too, with a font.
 ICON_SCRIPT = re.compile(r"<script[^>]*/fontawesome\.js[^>]*></script>")
 
@@ -164,14 +164,15 @@ def cut_icons(app: Sphinx, error: Exception | None) -> None:
     # Beside each font in WOFF2 stands the same one in TrueType, for which no package is missing.
     sheet.write_text(re.sub(r'url\([^)]*\.woff2\) format\("woff2"\),', "", rules), "utf-8")
     texts = [path.read_text("utf-8") for path in static.rglob("*.css")]
-    characters = {int(code, 16) for text in texts for code in ICON_CHARACTER.findall(text)}
+    found = [pair for text in texts for pair in ICON_LETTER.findall(text)]
+    letters = {int(code, 16) if code else ord(letter) for code, letter in found}
     fonts = static / "vendor" / "fontawesome" / "webfonts"
     for path in fonts.glob("*.woff2"):
         path.unlink()
     for path in fonts.glob("*.ttf"):
         font = TTFont(path)
         cut = Subsetter()
-        cut.populate(unicodes=characters)
+        cut.populate(unicodes=letters)
         cut.subset(font)
         font.save(path)
 
