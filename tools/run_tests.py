@@ -43,7 +43,8 @@ def command(*words: str, quiet: bool = False) -> int:
     """Run a program of this environment; if quiet, show its output only when it fails."""
     # Two workers share the cores: more threads than cores would only slow both down.
     threads = str(max(1, (os.cpu_count() or 1) // WORKERS))
-    environment = {**os.environ, "OMP_NUM_THREADS": threads}
+    # Else every worker of every stage would compile and rewrite all that pytest rewrites: seconds.
+    environment = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONDONTWRITEBYTECODE": ""}
     done = subprocess.run(
         [str(BIN / words[0]), *words[1:]],
         cwd=ROOT,

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 import yaml
 from bs4 import BeautifulSoup, Tag
+from fontTools.ttLib import TTFont
 
 from tools import pdf
 
@@ -152,6 +153,15 @@ def test_no_stylesheet_loads_from_another_host() -> None:
     assert sheets
     outside = re.compile(r"(?:url\(\s*|@import\s+)['\"]?(?:https?:)?//")
     assert not [sheet.name for sheet in sheets if outside.search(sheet.read_text(encoding="utf-8"))]
+
+
+def test_every_icon_of_a_style_sheet_has_a_letter_in_a_font() -> None:
+    rules = "".join(sheet.read_text("utf-8") for sheet in (SITE / "_static").rglob("*.css"))
+    wanted = {int(code, 16) for code in re.findall(r"\\(f[0-9a-f]{3})\b", rules)}
+    wanted |= {ord(letter) for letter in rules if "\ue000" <= letter <= "\uf8ff"}
+    assert {0xF019, 0xF065, 0xF09B, 0xF0EB, 0xF186} <= wanted  # also by themselves, and our own
+    fonts = (SITE / "_static" / "vendor" / "fontawesome" / "webfonts").glob("*.ttf")
+    assert wanted <= {code for path in fonts for code in TTFont(path).getBestCmap() or ()}
 
 
 @each_page
