@@ -7,8 +7,11 @@ behind its row's context.
 from __future__ import annotations
 
 import functools
+import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -210,6 +213,22 @@ def test_a_product_with_what_is_not_finite_shows_it_and_touches_no_other() -> No
         assert not seen[1].any()
         assert not seen[:, 4].any()
         assert seen[[0, 2, 3, 4, 5]][:, [0, 1, 2, 3, 5, 6]].all()
+
+
+def test_a_compiler_that_checks_vectors_finds_none_read_beyond_its_end() -> None:
+    code = (
+        "import torch; from servelab.decoder.cpu_operators import CpuOperators\n"
+        "by, x = CpuOperators(), torch.ones(5, 3).bfloat16(); by.multiplies = True\n"
+        "print(by.linear(x, x, None)[4, 4].item())"
+    )
+    command = f"{os.environ.get('CXX') or 'g++'} -D_GLIBCXX_ASSERTIONS"  # as some have by default
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"CXX": command},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "3.0\n"), done.stderr
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

@@ -3,7 +3,7 @@
 Models: what a library of kernels does for its users, at the first use: a file of functions is built
 for one number format and the processor at hand, in about a second, and loaded.
 
-Assumes: Linux, and g++, or what ``CXX`` names: the attention's vectors are an extension of GCC.
+Assumes: Linux, and g++, or what ``CXX`` names: the kernels' vectors are an extension of GCC.
 
 Ignores: keeping what was built: each process builds its own.
 """

@@ -45,7 +45,7 @@ struct Product {
     for (int64_t n = 0; n < N; n++)
       for (int64_t c = 0; c < chunks(); c++) {
         const Bits pairs = pairs_at(x + n * x_row + c * chunk);
-        Lanes* to = &wide[(n * chunks() + c) * 2];
+        Lanes* to = wide.data() + (n * chunks() + c) * 2;
         to[0] = lower(pairs), to[1] = upper(pairs);
       }
   }
@@ -54,7 +54,7 @@ struct Product {
   template <int T, int R>
   void tile(int64_t n, int64_t o) const {
     const int64_t count = chunks();
-    const Lanes* tokens = &wide[n * count * 2];
+    const Lanes* tokens = wide.data() + n * count * 2;  // none where `in` is less than a chunk
     const bfloat16* rows = w + o * in;
     Lanes sums[T][R] = {};
     for (int64_t c = 0; c < count; c++) {

@@ -63,25 +63,29 @@ extern "C" void store(const Stored* keys, const Stored* values, Stored* cache, c
 }
 
 // As integers, numbers above 0 are in order; those below 0 are once their sign is an integer's.
+// They are read where they lie: with -ffast-math, NaN or infinity passed or returned as a float is
+// undefined, and clang++ makes use of that.
 using Int = std::conditional_t<is_half, int16_t,
                                std::conditional_t<sizeof(Stored) == 4, int32_t, int64_t>>;
-static inline Int size_of(Stored x) {  // without its sign
+static inline Int size_of(const Stored& x) {  // without its sign
   Int bits;
   std::memcpy(&bits, &x, sizeof bits);
   return bits & std::numeric_limits<Int>::max();
 }
-static inline Int in_order(Stored x) {
+static inline Int in_order(const Stored& x) {
   Int bits;
   std::memcpy(&bits, &x, sizeof bits);
   return bits < 0 ? -size_of(x) : size_of(x);  // so that both zeros are 0
 }
 
+// Infinity: all bits of the exponent, none behind them, of which a bfloat16 has 7.
+constexpr int fraction_bits = is_half ? 7 : std::numeric_limits<Real>::digits - 1;
+constexpr Int infinite = std::numeric_limits<Int>::max() >> fraction_bits << fraction_bits;
+
 // logits (L, V), rows as above; out (L): the first place of the largest, or V where it is no finite
-// number. The compiler may take numbers for finite (-ffast-math); these are integers.
+// number.
 extern "C" void likeliest(const Stored* logits, int64_t* out, int64_t L, int64_t V, int64_t row) {
-  Stored infinity;
-  save(std::numeric_limits<Real>::infinity(), &infinity);
-  const Int infinite = size_of(infinity), lowest = std::numeric_limits<Int>::min();
+  const Int lowest = std::numeric_limits<Int>::min();
   constexpr int64_t part = 1024;  // numbers, of which only the largest is kept at first
 #pragma omp parallel for if (L * V > worth_a_thread)
   for (int64_t n = 0; n < L; n++) {

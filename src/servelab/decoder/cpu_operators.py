@@ -1,7 +1,8 @@
 """The operators of a layer for a CPU, by kernels in C++.
 
 Models: what lies between the matrices in one pass each, rounded once; and products in bf16 where
-torch has no kernels for them (`packing.available`), which is on every x86 without AVX-512.
+torch has no kernels for them (`packing.available`), as on an x86 with neither AVX-512 nor
+AVX-NE-CONVERT.
 
 Assumes: what `cpu_kernels` does. The kernels get addresses: formats, shapes and layouts are checked
 here, at each call.

@@ -5,7 +5,7 @@ from one in plain order it reads slower. torch's compiler packs what it freezes 
 are the operators that it uses, called without it.
 
 Assumes: the names that these operators have in torch 2.13; they are not public. On an x86 they need
-AVX-512; without it `cpu_attention` brings kernels of our own.
+AVX-512 or AVX-NE-CONVERT; without these `cpu_operators` brings a kernel of our own.
 
 Ignores: other formats: fp32 gains nothing for one row.
 """

@@ -101,9 +101,9 @@ class PagedDecoder(nn.Module):
             raise ValueError(f"only bf16 on a CPU is packed, not {self.dtype} on {self.device}")
         if not packing.available():
             raise ValueError(
-                "torch has no bf16 kernels for this CPU (on an x86 they need AVX-512), so nothing "
-                "can be packed for them; attention 'cpu' brings kernels that take the weights as "
-                "they are"
+                "torch has no bf16 kernels for this CPU (on an x86 they need AVX-512 or "
+                "AVX-NE-CONVERT), so nothing can be packed for them; attention 'cpu' brings "
+                "kernels that take the weights as they are"
             )
         for layer in self.layers:
             for name in layer.matrices:

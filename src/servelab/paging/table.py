@@ -229,7 +229,7 @@ class BlockTable:
 def slots_at(tables: Sequence[BlockTable], positions: Sequence[int]) -> list[int]:
     """Return the slot of one token position of each table.
 
-    As ``slot`` does, for the many tables of a step at once.
+    As ``slot`` does, for the many tables of a step, all of one pool, at once.
     Raises: ``ValueError`` for a position that its table does not have.
 
     >>> table = BlockTable(BlockPool(num_blocks=6, block_size=4))
