@@ -256,7 +256,7 @@ MUTANTS = (
         MIXTURE,
         "order = [index for index, row in enumerate(rows) if row[1] == 1]",
         "order = []",
-        "order += [index for index, row in enumerate(rows) if row[1] > 1]",
+        "order += [index for index, row in enumerate(rows) if row[1] != 1]",
         "order = list(range(len(rows)))",
     ),
     Mutant.of(

@@ -27,8 +27,8 @@ def available() -> bool:
     >>> isinstance(available(), bool)
     True
     """
-    supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return supported
+    has_them = torch.backends.mkldnn.is_available()  # oneDNN, of which a build of torch may be bare
+    return has_them and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def pack(weight: Tensor) -> nn.Parameter:

@@ -189,7 +189,7 @@ class TorchRunner:
             return [], None
         # One-token rows first, as backends expect.
         order = [index for index, row in enumerate(rows) if row[1] == 1]
-        order += [index for index, row in enumerate(rows) if row[1] > 1]
+        order += [index for index, row in enumerate(rows) if row[1] != 1]
         tokens: list[list[int]] = [[]] * len(rows)
         batch, last, samples = self._stage([rows[index] for index in order])
         drawn, reports = sample(self.logits(batch, last), samples, self.attention.operators)
