@@ -724,7 +724,7 @@ MUTANTS = (
         "a compiled step multiplies by torch where that is slow",
         "compiled.py",
         "test_a_compiled_step_multiplies",
-        "_OutsideProducts() if plain else TORCH",
+        "TORCH if has_kernels else _OutsideProducts()",
         "TORCH",
     ),
 )

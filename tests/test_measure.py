@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from servelab import hardware, measure, models, roofline
+from servelab.decoder import packing
 from servelab.measure import __main__ as command
 from servelab.measure import calibration, parts, sweeps, timing, workload
 from servelab.models import Attention
@@ -115,6 +116,17 @@ def test_the_measured_roofs_are_the_fastest_of_each_kind() -> None:
     assert chip.ridge("fp32") == pytest.approx(4.0)
     bound = roofline.time_bound(roofline.matmul(1, 100, 100, "fp32", "fp32"), chip, "fp32")
     assert bound.limiter == "memory"
+
+
+def test_matrices_are_multiplied_in_the_order_of_a_linear_layer() -> None:
+    """In the other one, torch takes many times as long where it has no fast kernels."""
+    seen: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+
+    def measured(quantity: str, dtype: str, shape: tuple[int, ...], amount: int, work: Any) -> None:
+        seen.append(tuple(matrix.stride() for matrix in work.args))
+
+    list(timing._matmul_rates(dataclasses.replace(DEVICE, kind="cpu"), True, measured))
+    assert seen == [((1024, 1), (1, 1024))] * 2  # fp32 and bf16
 
 
 def test_roofs_that_were_not_measured_are_not_made_up() -> None:
@@ -476,6 +488,10 @@ def test_a_step_and_its_parts_are_of_the_shapes_they_are_called_by(
     apart = {m.quantity for m in found if m.shape == (2, 1, 40)}
     wanted = {"step", "bookkeeping", "staging", "matrices", "attention", "elementwise"}
     assert wanted | {"sampling", "matrices_cold", "hollow"} <= apart
+    can_pack = model.device.type == "cpu" and packing.available()
+    assert {"matrices_packed", "step_packed"} & apart == (
+        {"matrices_packed", "step_packed"} if can_pack else set()
+    )
     assert apart <= {"step", *measure.records.PARTS}
     record = dataclasses.replace(SWEEP, measurements=(*RECORD.measurements, *found))
     assert measure.taken_apart(record) == [("stories", (2, 1, 40))]

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import itertools
 import random
+from collections.abc import Iterator
 
 import pytest
 
@@ -458,33 +459,34 @@ def test_b18_no_surplus_block_is_named_when_the_last_one_is_full(block_size: int
         verify_forms([table])
 
 
-def test_both_forms_name_the_same_slots() -> None:
-    rng = random.Random(1)
+def tables_of_a_random_past(seed: int) -> Iterator[list[BlockTable]]:
+    """Twelve tables that grew and were cut, for several block sizes; some may be empty."""
+    rng = random.Random(seed)
     for block_size in (1, 2, 3, 7):
         pool = BlockPool(num_blocks=200, block_size=block_size)
         tables = [BlockTable(pool) for _ in range(12)]
         for _ in range(60):
             rng.choice(tables).append(rng.randint(1, 3))
             (victim := rng.choice(tables)).truncate(rng.randint(0, victim.num_tokens))
+        yield tables
+
+
+def test_both_forms_name_the_same_slots() -> None:
+    for tables in tables_of_a_random_past(seed=1):
         verify_forms(tables)
         verify_forms([])
 
 
 def test_slots_of_many_tables_are_those_of_each() -> None:
-    rng = random.Random(2)
-    for block_size in (1, 2, 3, 7):
-        pool = BlockPool(num_blocks=400, block_size=block_size)
-        tables = [BlockTable(pool) for _ in range(12)]
-        for _ in range(80):
-            rng.choice(tables).append(rng.randint(1, 3))
+    for tables in tables_of_a_random_past(seed=2):
         held = [table for table in tables if table.num_tokens]
-        positions = [rng.randrange(table.num_tokens) for table in held]
-        expected = [table.slot(at) for table, at in zip(held, positions, strict=True)]
-        assert slots_at(held, positions) == expected
-        for wrong in (-1, held[3].num_tokens):  # though the last block may have room for it
-            positions[3] = wrong
-            with pytest.raises(ValueError, match=f"position {wrong} is not in 0 to"):
-                slots_at(held, positions)
+        for positions in ([table.num_tokens - 1 for table in held], [0 for _ in held]):
+            expected = [table.slot(at) for table, at in zip(held, positions, strict=True)]
+            assert slots_at(held, positions) == expected
+            for wrong in (-1, held[1].num_tokens):  # though the last block may have room for it
+                positions[1] = wrong
+                with pytest.raises(ValueError, match=f"position {wrong} is not in 0 to"):
+                    slots_at(held, positions)
     assert slots_at([], []) == []
 
 

@@ -127,8 +127,8 @@ class CompiledDecode:
     """
 
     def __init__(self, model: PagedDecoder) -> None:
-        plain = model.dtype == torch.bfloat16 and not packing.available()
-        operators = _OutsideProducts() if plain else TORCH
+        has_kernels = model.dtype != torch.bfloat16 or packing.available()
+        operators = TORCH if has_kernels else _OutsideProducts()
         layers: Any = range(len(model.layers))  # to the graph, the cache of a layer is its number
 
         def step(tokens: Tensor, positions: Tensor) -> Tensor:  # each (B); to logits (B, V)

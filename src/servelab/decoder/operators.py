@@ -2,7 +2,7 @@
 
 Models: the products with the matrices, which are read once in a step, and the operators between
 them, which use each number a few times. A backend brings its own where those of torch take long
-(`cpu_attention`).
+(`cpu_operators`).
 
 Assumes: nothing of the device or the number format; torch widens inside where that matters.
 

@@ -22,7 +22,7 @@ _ROWS = 16
 
 
 def available() -> bool:
-    """Return whether torch has kernels for bf16 on this CPU: else it counts one number at a time.
+    """Return whether torch has kernels for products in bf16 on this CPU, those of oneDNN.
 
     >>> isinstance(available(), bool)
     True

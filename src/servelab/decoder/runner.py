@@ -224,7 +224,7 @@ class TorchRunner:
         held = [table_of(sequence) for sequence in sequences]
         tables.begin([table.id for table in held], width)
         # Rows of one token, as nearly all are: of hundreds, what is done for each is what counts.
-        ones = next((row for row, new in enumerate(news) if new > 1), len(rows))
+        ones = next((row for row, new in enumerate(news) if new != 1), len(rows))
         positions = cached[:ones]
         tokens = [own.token_ids[place] for own, place in zip(sequences, positions, strict=False)]
         slots = slots_at(held[:ones], positions)

@@ -1,9 +1,10 @@
 """Timers and measured roofs: how fast this device really moves bytes and multiplies matrices.
 
 Models: two memory rates (copying a buffer, counted as read plus written; reading one) and the rate
-of a square matrix product per dtype. Buffers exceed the last cache level at least fourfold, so the
-memory is measured and not the cache; before each product a buffer of that size is read, so that
-its operands come from memory too. Matrices are random: zeros draw less power and run faster.
+of a square matrix product per dtype, its second matrix transposed as in a linear layer. Buffers
+exceed the last cache level at least fourfold, so the memory is measured and not the cache; before
+each product a buffer of that size is read, so that its operands come from memory too. Matrices are
+random: zeros draw less power and run faster.
 
 Assumes: nothing else runs on the device. A GPU is timed by CUDA events, a CPU by the clock. What is
 done before a sample also keeps a GPU busy while the host launches the work, so that its time is the
@@ -177,7 +178,7 @@ def _matmul_rates(
                 for _ in range(2)
             )  # (n, n)
             out = torch.empty_like(a)
-            # Transposed, as a linear layer has its matrix: that is what kernels are written for.
+            # In the other order torch takes many times as long where it has no fast kernels.
             product = partial(torch.mm, a, b.t(), out=out)
             yield measured("matmul_rate", dtype, (n, n, n), 2 * n**3, product)
 
